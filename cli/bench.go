@@ -1,0 +1,103 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"holdfast/hammer"
+)
+
+// ErrBenchErrors is returned after the report, so that the process ends with
+// exit code 1, when something failed and --fail-on-error was given.
+var ErrBenchErrors = errors.New("bench: there were errors, see the report")
+
+// BenchCmd measures servers from the outside, as their clients see them.
+type BenchCmd struct {
+	RPC     BenchRPCCmd     `cmd:"" name:"rpc" help:"Measure RPC calls between clients of one or more servers: calls per second and latency."`
+	Connect BenchConnectCmd `cmd:"" name:"connect" help:"Open many idle connections: connections per second and the server's memory for each."`
+}
+
+// BenchRPCCmd is `bench rpc`.
+type BenchRPCCmd struct {
+	URL         []string      `name:"url" required:"" placeholder:"URL" help:"Server to connect to, e.g. http://127.0.0.1:4001. Repeat it: the daemons connect to the first, the callers to the others in turn. With a single one all connect to it."`
+	Path        string        `default:"/socket.io/" help:"Path of the Socket.IO endpoint."`
+	User        string        `default:"bench" help:"User of all clients, sent as auth.user; for servers that run insecure."`
+	Token       string        `env:"HOLDFAST_BENCH_TOKEN" help:"JWT of all clients, sent as auth.token."`
+	Callers     int           `default:"64" help:"Callers; each makes one call at a time."`
+	Connections int           `default:"0" help:"Connections that the callers share. 0 gives each caller its own."`
+	Handlers    int           `default:"4" help:"Daemons that answer the calls, each with a connection and a method of its own. 4 keep one connection from being what is measured."`
+	Payload     int           `default:"128" help:"Size of the params of a call, and of its result."`
+	Rate        float64       `default:"0" help:"Calls per second over all callers. Latency then counts from the time a call was due, whether or not a caller was free. 0: each caller calls again as soon as it has its answer."`
+	Warmup      time.Duration `default:"2s" help:"Time before the measurement, under the same load."`
+	Duration    time.Duration `short:"d" default:"10s" help:"Time of the measurement."`
+	Timeout     time.Duration `default:"30s" help:"Timeout of one call."`
+	Baseline    string        `placeholder:"URL" help:"Redis, e.g. redis://127.0.0.1:6379. Measures afterwards the same load over two bare streams there, which is the least that any server with a log in Redis can take."`
+	JSON        bool          `name:"json" help:"Write the report as JSON."`
+	FailOnError bool          `help:"Exit with code 1 if any call failed."`
+}
+
+// Run measures and writes the report to standard output.
+func (c *BenchRPCCmd) Run(ctx context.Context) error {
+	report, err := hammer.RunRPC(ctx, hammer.RPCOptions{
+		URLs: c.URL, Path: c.Path, User: c.User, Token: c.Token,
+		Callers: c.Callers, Connections: c.Connections, Handlers: c.Handlers,
+		Payload: c.Payload, Rate: c.Rate, Warmup: c.Warmup, Duration: c.Duration, Timeout: c.Timeout,
+		Baseline: c.Baseline, Progress: hammer.Terminal(),
+	})
+	if err != nil {
+		return err
+	}
+	return writeBench(report, c.JSON, c.FailOnError)
+}
+
+// BenchConnectCmd is `bench connect`.
+type BenchConnectCmd struct {
+	URL         []string      `name:"url" required:"" placeholder:"URL" help:"Server to connect to, e.g. http://127.0.0.1:4001. Repeat it to spread the connections."`
+	Path        string        `default:"/socket.io/" help:"Path of the Socket.IO endpoint."`
+	User        string        `default:"bench-" help:"Each connection is a user of its own: this and a number, sent as auth.user; for servers that run insecure."`
+	Token       string        `env:"HOLDFAST_BENCH_TOKEN" help:"JWT of all connections, sent as auth.token. They are then all peers of one user and hear of each other."`
+	Connections int           `short:"n" default:"1000" help:"Connections to open. More than about 28,000 to one address need more local ports than most systems give."`
+	Rate        float64       `default:"500" help:"Connections per second at most. 0: as fast as the server admits them."`
+	Parallel    int           `default:"64" help:"Connections that may be in the making at one time."`
+	Hold        time.Duration `default:"10s" help:"Time to keep them open, idle, before the last look at the memory."`
+	PID         int           `name:"pid" placeholder:"PID" help:"Process id of the server, if it runs on this machine: its resident memory is read before and after. Linux only."`
+	JSON        bool          `name:"json" help:"Write the report as JSON."`
+	FailOnError bool          `help:"Exit with code 1 if any connection failed or was lost."`
+}
+
+// Run connects, holds, and writes the report to standard output.
+func (c *BenchConnectCmd) Run(ctx context.Context) error {
+	report, err := hammer.RunConnect(ctx, hammer.ConnectOptions{
+		URLs: c.URL, Path: c.Path, User: c.User, Token: c.Token,
+		Connections: c.Connections, Rate: c.Rate, Parallel: c.Parallel, Hold: c.Hold,
+		PID: c.PID, Progress: hammer.Terminal(),
+	})
+	if err != nil {
+		return err
+	}
+	return writeBench(report, c.JSON, c.FailOnError)
+}
+
+type benchReport interface {
+	WriteText(w io.Writer) error
+	Failed() bool
+}
+
+func writeBench(r benchReport, asJSON, failOnError bool) error {
+	var err error
+	if asJSON {
+		out := json.NewEncoder(os.Stdout)
+		out.SetIndent("", "  ")
+		err = out.Encode(r)
+	} else {
+		err = r.WriteText(os.Stdout)
+	}
+	if err == nil && failOnError && r.Failed() {
+		err = ErrBenchErrors
+	}
+	return err
+}

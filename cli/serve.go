@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"holdfast/commands"
+	"holdfast/store"
+	"holdfast/transport"
+)
+
+// ServeCmd is `serve`.
+type ServeCmd struct {
+	Redis     string `placeholder:"URL" help:"Redis that holds the log, required: redis://host:port, rediss://… for TLS; Sentinel: redis://s1:26379?addr=s2:26379&master_set=NAME; Cluster: redis://n1:6379?addr=n2:6379."`
+	Namespace string `default:"holdfast" help:"Prefix of all keys: installations that share a Redis must differ in it."`
+	Listen    string `default:":8080" help:"Address to listen on, for clients and for /healthz, /readyz and /metrics."`
+	Advertise string `placeholder:"URL" help:"URL by which clients and other replicas reach this one. Default: http:// with the instance name and the port."`
+	Instance  string `default:"${hostname}" help:"Name of this replica, unique and stable across restarts. Default: the host name."`
+	Insecure  bool   `help:"Let clients name their user themselves (auth.user). Never on a network that others reach."`
+	TokenKey  string `placeholder:"KEY" help:"Secret that verifies the clients' HS256 tokens (auth.token). Required unless --insecure."`
+	Limits
+	Drain     time.Duration `default:"3s" help:"At SIGTERM, how long clients may take to reconnect elsewhere before they are closed."`
+	LogLevel  string        `default:"info" enum:"trace,debug,info,warn,error" help:"Least level that is logged: ${enum}."`
+	LogFormat string        `default:"json" enum:"json,console" help:"Form of the log, on standard error: ${enum}."`
+}
+
+// Limits are the settings that serve and dev share.
+type Limits struct {
+	Paths          []string      `default:"/socket.io/,/v1/updates" help:"Paths on which clients connect."`
+	Origins        []string      `help:"Origins that browsers may connect from, such as https://app.example.com; * is any. Default: only the server's own."`
+	MaxPayload     int           `default:"1000000" help:"Largest message of a client, in bytes."`
+	OutboxBytes    int           `default:"4194304" help:"Bytes that may wait for one client; one that reads more slowly is closed."`
+	OutboxMessages int           `default:"10000" help:"Messages that may wait for one client."`
+	PingInterval   time.Duration `default:"25s" help:"Time between the pings to a client."`
+	PingTimeout    time.Duration `default:"20s" help:"Time for a client's answer to a ping."`
+	PeerGrace      time.Duration `default:"10s" help:"How long a peer that is away is not gone."`
+	RPCGrace       time.Duration `name:"rpc-grace" env:"HOLDFAST_RPC_GRACE" default:"10s" help:"How long calls to a daemon that is away are held."`
+	LateAck        time.Duration `default:"10s" help:"How long after a daemon's return its answers to earlier requests are waited for."`
+	RecoveryWindow time.Duration `default:"2m" help:"How long after its end a connection can be recovered."`
+	Patience       time.Duration `default:"5s" help:"How long a request waits for the log before it fails with STORE_UNAVAILABLE."`
+}
+
+func (l Limits) graces() commands.Graces {
+	return commands.Graces{Peer: l.PeerGrace, RPC: l.RPCGrace, Recovery: l.RecoveryWindow}
+}
+
+func (l Limits) check() error {
+	for name, d := range map[string]time.Duration{
+		"--patience": l.Patience, "--ping-interval": l.PingInterval, "--ping-timeout": l.PingTimeout,
+	} {
+		if d <= 0 {
+			return usageError{fmt.Sprintf("%s must be more than 0, such as 5s", name)}
+		}
+	}
+	for name, d := range map[string]time.Duration{
+		"--peer-grace": l.PeerGrace, "--rpc-grace": l.RPCGrace, "--late-ack": l.LateAck, "--recovery-window": l.RecoveryWindow,
+	} {
+		if d < 0 {
+			return usageError{fmt.Sprintf("%s must not be negative", name)}
+		}
+	}
+	for name, n := range map[string]int{
+		"--max-payload": l.MaxPayload, "--outbox-bytes": l.OutboxBytes, "--outbox-messages": l.OutboxMessages,
+	} {
+		if n <= 0 {
+			return usageError{fmt.Sprintf("%s must be more than 0", name)}
+		}
+	}
+	for _, p := range l.Paths {
+		if !strings.HasPrefix(p, "/") {
+			return usageError{fmt.Sprintf("--paths %q: a path begins with /", p)}
+		}
+	}
+	return nil
+}
+
+func (l Limits) wire() transport.Options {
+	return transport.Options{
+		Paths: l.Paths, Origins: l.Origins, MaxPayload: l.MaxPayload, OutboxBytes: l.OutboxBytes,
+		OutboxMessages: l.OutboxMessages, PingInterval: l.PingInterval, PingTimeout: l.PingTimeout,
+	}
+}
+
+// Run serves until ctx ends.
+func (c *ServeCmd) Run(ctx context.Context, out *output) error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	log := newLogger(out.stderr, c.LogLevel, c.LogFormat)
+	logSettings(log, out.settings)
+	wire := c.wire()
+	wire.Log = log
+	if c.Insecure {
+		log.Warn().Msg("--insecure: clients name their user themselves")
+	}
+	n, err := newNode(nodeConfig{
+		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,
+		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain,
+		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Log: log,
+		Open: func() (*store.Store, error) {
+			return store.Open(store.Options{URL: c.Redis, Namespace: c.Namespace})
+		},
+	})
+	if err != nil {
+		return err
+	}
+	return n.Run(ctx)
+}
+
+func (c *ServeCmd) check() error {
+	switch {
+	case c.Redis == "":
+		return usageError{"no Redis is given. Set --redis or HOLDFAST_REDIS to its URL, such as redis://127.0.0.1:6379. " +
+			"(To try the server without one: holdfast dev)"}
+	case !c.Insecure && c.TokenKey == "":
+		return usageError{"no way to admit clients is given. Set --token-key or HOLDFAST_TOKEN_KEY to the secret of their tokens, " +
+			"or --insecure (HOLDFAST_INSECURE=true) on a network that only you reach"}
+	case c.Insecure && c.TokenKey != "":
+		return usageError{"--token-key and --insecure exclude each other"}
+	case c.TokenKey != "" && len(c.TokenKey) < 16:
+		return usageError{"--token-key is too short: HS256 needs a secret of 16 bytes at least, better 32"}
+	case c.Instance == "" || strings.ContainsAny(c.Instance, " :{}\t\n"):
+		return usageError{"--instance must be a word without spaces, colons and braces"}
+	}
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		return usageError{fmt.Sprintf("--listen %q: want host:port or :port", c.Listen)}
+	}
+	if c.Advertise != "" {
+		if u, err := url.Parse(c.Advertise); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return usageError{fmt.Sprintf("--advertise %q: want a URL such as http://10.0.0.5:8080", c.Advertise)}
+		}
+	}
+	return c.Limits.check()
+}
+
+func (c *ServeCmd) advertise() string {
+	if c.Advertise != "" {
+		return c.Advertise
+	}
+	host, port, _ := net.SplitHostPort(c.Listen)
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = c.Instance
+	}
+	return "http://" + net.JoinHostPort(host, port)
+}

@@ -1,0 +1,80 @@
+package hammer
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// Failed reports whether anything that was sent got no good answer.
+func (r RPCReport) Failed() bool {
+	return r.RPC.Errors > 0 || r.Baseline != nil && r.Baseline.Errors > 0
+}
+
+// WriteText writes the report for people.
+func (r RPCReport) WriteText(w io.Writer) error {
+	pace := "as fast as possible"
+	if r.Rate > 0 {
+		pace = fmt.Sprintf("%.0f calls/s wanted", r.Rate)
+	}
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "%s\n%d callers on %d connections, %d handlers, %d bytes, %s, %.1f s\n",
+		strings.Join(r.URLs, " "), r.Callers, r.Connections, r.Handlers, r.Payload, pace, r.RPC.Seconds)
+
+	rows := []string{"\tcalls/s\tp50 ms\tp95 ms\tp99 ms\tmax ms\tcalls\terrors\tunsent\t", r.RPC.row("rpc")}
+	failures := failureLines("rpc", r.RPC.ErrorsByCode)
+	if r.Baseline != nil {
+		rows = append(rows, r.Baseline.row("bare streams"))
+		failures += failureLines("bare streams", r.Baseline.ErrorsByCode)
+	}
+	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', tabwriter.AlignRight)
+	if _, err := io.WriteString(table, strings.Join(rows, "\n")+"\n"); err != nil {
+		return err
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	text.WriteString(failures)
+	_, err := text.WriteTo(w)
+	return err
+}
+
+func (f Figures) row(name string) string {
+	return fmt.Sprintf("%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%d\t%d\t%d\t", name, f.CallsPerSecond,
+		f.Latency.P50, f.Latency.P95, f.Latency.P99, f.Latency.Max, f.Calls, f.Errors, f.Unsent)
+}
+
+// Failed reports whether a connection was refused or did not last.
+func (r ConnectReport) Failed() bool { return r.Refused+r.Lost > 0 }
+
+// WriteText writes the report for people.
+func (r ConnectReport) WriteText(w io.Writer) error {
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "%s\n%d of %d connected in %.1f s, %.0f connections/s, %d failed, %d lost while held\n",
+		strings.Join(r.URLs, " "), r.Connected, r.Connections, r.Seconds, r.ConnectionsPerSecond, r.Refused, r.Lost)
+	fmt.Fprintf(&text, "to connect: p50 %.2f ms, p95 %.2f ms, p99 %.2f ms, max %.2f ms\n",
+		r.Latency.P50, r.Latency.P95, r.Latency.P99, r.Latency.Max)
+	if m := r.Memory; m != nil {
+		const mib = 1 << 20
+		fmt.Fprintf(&text, "server memory: %.1f MiB before, %.1f MiB connected, %.1f MiB held, %.1f KiB per connection\n",
+			float64(m.Before)/mib, float64(m.Connected)/mib, float64(m.Held)/mib, float64(m.PerConnection)/1024)
+	} else {
+		text.WriteString("server memory: not available\n")
+	}
+	text.WriteString(failureLines("connect", r.ErrorsByCode))
+	_, err := text.WriteTo(w)
+	return err
+}
+
+// failureLines names each code and how often it came, in the order of the codes.
+func failureLines(name string, byCode map[string]uint64) string {
+	var lines strings.Builder
+	for _, code := range slices.Sorted(maps.Keys(byCode)) {
+		fmt.Fprintf(&lines, "%s error %s: %d\n", name, code, byCode[code])
+	}
+	return lines.String()
+}

@@ -1,0 +1,80 @@
+// Package projections is what is true now: the state that the log adds up to, and how each event changes it.
+//
+// It promises that the same records give the same state on every replica: a fold reads no clock, does no I/O
+// and cannot fail. It never decides whether something may happen.
+package projections
+
+import (
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"holdfast/events"
+)
+
+// State is the fold of the log up to Position. It is not safe for concurrent use; its owner guards it.
+type State struct {
+	Position events.Position
+	Token    ulid.ULID // token of the record at Position
+
+	versions map[events.Aggregate]events.Position
+	replicas map[string]*Replica // live ones, by instance
+	slots    [events.Slots]Slot
+	peers    map[PeerID]*Peer
+	sessions map[string]PeerID // recovery id of a peer's current session
+	onto     map[string]map[PeerID]struct{}
+	methods  map[MethodID]*Registration
+	held     map[PeerID]map[string]struct{} // methods that any session of the peer holds
+}
+
+// New is the state before the first event.
+func New() *State {
+	return &State{
+		versions: map[events.Aggregate]events.Position{},
+		replicas: map[string]*Replica{},
+		peers:    map[PeerID]*Peer{},
+		sessions: map[string]PeerID{},
+		onto:     map[string]map[PeerID]struct{}{},
+		methods:  map[MethodID]*Registration{},
+		held:     map[PeerID]map[string]struct{}{},
+	}
+}
+
+// Version is the position of the last event that wrote the aggregate; zero when it does not exist.
+func (s *State) Version(a events.Aggregate) events.Position { return s.versions[a] }
+
+// Now is the time of the last event, the only clock that a fold has.
+func (s *State) Now() time.Time { return s.Position.Time() }
+
+// Apply folds one record. Records must come in the order of the log, each once.
+func (s *State) Apply(r events.Record) {
+	for _, a := range r.Event.Writes() {
+		s.versions[a] = r.Position
+	}
+	for _, a := range r.Event.Ends() {
+		delete(s.versions, a)
+	}
+	switch e := r.Event.(type) {
+	case events.ReplicaStarted:
+		s.replicaStarted(r, e)
+	case events.ReplicaStopped:
+		s.replicaStopped(r, e)
+	case events.ReplicaLost:
+		s.replicaLost(r, e)
+	case events.PeerConnected:
+		s.peerConnected(r, e)
+	case events.PeerDisconnected:
+		s.peerDisconnected(r, e)
+	case events.PeerGone:
+		s.peerGone(e)
+	case events.PeerForgotten:
+		s.peerForgotten(e)
+	case events.MethodRegistered:
+		s.methodRegistered(r, e)
+	case events.MethodUnregistered:
+		s.methodUnregistered(e)
+	case events.RegistrationsLapsed:
+		s.registrationsLapsed(e)
+	}
+	s.Position, s.Token = r.Position, r.Token
+}

@@ -1,0 +1,317 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"holdfast/events"
+	"holdfast/projections"
+	"holdfast/store"
+)
+
+const (
+	pageSize  = 1000 // records read at a time; the figure at which Redis's streams read fastest
+	feedBlock = 2 * time.Second
+)
+
+// errGap and errForked are what the chain of tokens tells: entries are missing between what was applied and
+// what was read, or what was applied is not in the log any more.
+var (
+	errGap    = errors.New("entries are missing in the log as it was read")
+	errForked = errors.New("the log no longer holds what was applied")
+)
+
+// fold applies everything that is in the log now, from the beginning. Snapshots will start it further on.
+func (r *Replica) fold(ctx context.Context) error {
+	r.mu.RLock()
+	begun := !r.state.Position.IsZero()
+	r.mu.RUnlock()
+	if begun { // a later incarnation of this process: its state is good, the feed goes on from it
+		err := r.fillGap(ctx)
+		if errors.Is(err, errForked) {
+			return r.rebuild(ctx, err)
+		}
+		return err
+	}
+	started := time.Now()
+	if err := r.fillGap(ctx); err != nil {
+		return err
+	}
+	at := r.position()
+	r.log.Info().Stringer("position", at).Dur("took", time.Since(started)).Msg("log read")
+	return nil
+}
+
+// fillGap applies what stands in the log after the position reached, by plain reads.
+func (r *Replica) fillGap(ctx context.Context) error {
+	for {
+		records, err := r.st.Range(ctx, r.position(), pageSize)
+		if len(records) > 0 {
+			if err := r.ingest(records); err != nil {
+				return errForked // a plain read has no gaps: another history follows ours
+			}
+		}
+		if err != nil || len(records) < pageSize {
+			return err
+		}
+	}
+}
+
+// follow is the feed: it reads the log through the replica's own consumer group and applies it, until its
+// incarnation ends.
+func (r *Replica) follow(ctx context.Context, l *life) error {
+	if _, err := r.st.EnsureGroup(ctx, r.cfg.Instance, r.position()); err == nil {
+		if n, err := r.st.AckPending(ctx, r.cfg.Instance); err == nil && n > 0 {
+			r.log.Info().Int("entries", n).Msg("a former run had read these without acknowledging them; they are applied")
+		}
+	}
+	for pause := time.Duration(0); ctx.Err() == nil; {
+		records, err := r.st.ReadGroup(ctx, r.cfg.Instance, pageSize, feedBlock)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if len(records) > 0 {
+			if e := r.take(ctx, records); e != nil {
+				err = errors.Join(err, e)
+			}
+		}
+		if err == nil && r.suspect.Swap(false) {
+			err = r.recheck(ctx)
+		}
+		switch {
+		case err == nil:
+			pause = 0
+			continue
+		case errors.Is(err, events.ErrUnknown), errors.Is(err, store.ErrDamaged):
+			r.defer_(fmt.Errorf("cannot follow the log: %w", err))
+		case errors.Is(err, store.ErrNoGroup):
+			r.log.Warn().Msg("the log or this replica's consumer group has vanished: checking the log and making it again")
+			r.metrics.Anomalies.With("group-vanished").Inc()
+			err = r.recheck(ctx)
+		default:
+			// The reply may have been lost after Redis moved the group's cursor: plain reads find what it held.
+			err = r.recheck(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			pause = min(max(2*pause, 20*time.Millisecond), time.Second)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
+		}
+	}
+	return nil
+}
+
+// recheck makes sure that the state belongs to the log as it stands, and that the group exists.
+func (r *Replica) recheck(ctx context.Context) error {
+	head, err := r.st.Head(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.checkHead(head); err != nil {
+		return r.rebuild(ctx, err)
+	}
+	if err := r.fillGap(ctx); err != nil {
+		if errors.Is(err, errForked) {
+			return r.rebuild(ctx, err)
+		}
+		return err
+	}
+	_, err = r.st.EnsureGroup(ctx, r.cfg.Instance, r.position())
+	return err
+}
+
+// checkHead compares the log's head with what was applied: a head before it, or another token at it, is
+// another history.
+func (r *Replica) checkHead(head store.Head) error {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	switch head.Position.Compare(r.state.Position) {
+	case -1:
+		return fmt.Errorf("%w: its head %s is before %s", errForked, head.Position, r.state.Position)
+	case 0:
+		if head.Token != r.state.Token {
+			return fmt.Errorf("%w: another entry stands at %s", errForked, head.Position)
+		}
+	}
+	return nil
+}
+
+// take applies what the group delivered and acknowledges it; a broken chain is read anew or rebuilt.
+func (r *Replica) take(ctx context.Context, records []events.Record) error {
+	err := r.ingest(records)
+	if errors.Is(err, errGap) {
+		r.log.Warn().Stringer("position", r.position()).Msg("a read of the log had a gap: reading it again")
+		r.metrics.Anomalies.With("gap").Inc()
+		err = r.fillGap(ctx)
+	}
+	if errors.Is(err, errForked) {
+		err = r.rebuild(ctx, err)
+	}
+	if err != nil {
+		return err
+	}
+	positions := make([]events.Position, len(records))
+	for i, rec := range records {
+		positions[i] = rec.Position
+	}
+	return r.st.Ack(ctx, r.cfg.Instance, positions)
+}
+
+// ingest applies the records that come after the present position, as far as they continue the chain, and
+// tells the listeners.
+func (r *Replica) ingest(records []events.Record) error {
+	r.mu.Lock()
+	fresh := records[:0:0]
+	var err error
+	for _, rec := range records {
+		if !r.state.Position.Before(rec.Position) {
+			if r.recent.contradicts(rec) {
+				err = errForked
+				break
+			}
+			continue // read before, by a plain read
+		}
+		if rec.Previous != r.state.Token {
+			err = errGap
+			break
+		}
+		r.state.Apply(rec)
+		r.recent.add(rec)
+		if seen, ok := r.causes[rec.Cause]; ok {
+			close(seen)
+			delete(r.causes, rec.Cause)
+		}
+		fresh = append(fresh, rec)
+	}
+	if len(fresh) > 0 {
+		r.noteDue(fresh)
+		r.announce()
+	}
+	r.mu.Unlock()
+	if len(fresh) > 0 {
+		r.metrics.Applied.Add(uint64(len(fresh)))
+		r.noteOwnEnd(fresh)
+		for _, li := range r.listeners {
+			li.Applied(fresh)
+		}
+		r.sessions.follow(fresh)
+	}
+	return err
+}
+
+// announce wakes everybody who waits for the state to move. The caller holds mu.
+func (r *Replica) announce() {
+	close(r.moved)
+	r.moved = make(chan struct{})
+}
+
+// noteOwnEnd fences this incarnation when an event has ended it.
+func (r *Replica) noteOwnEnd(records []events.Record) {
+	l := r.life.Load()
+	if l == nil {
+		return
+	}
+	for _, rec := range records {
+		var incarnation string
+		switch e := rec.Event.(type) {
+		case events.ReplicaLost:
+			incarnation = e.Incarnation
+		case events.ReplicaStopped:
+			incarnation = e.Incarnation
+		}
+		if incarnation == l.inbox.Incarnation {
+			l.end()
+			r.mu.Lock()
+			r.announce()
+			r.mu.Unlock()
+		}
+	}
+}
+
+// rebuild replaces the state by a fold of the log as it stands now, and has what this replica knows of its
+// own sessions recorded again.
+func (r *Replica) rebuild(ctx context.Context, why error) error {
+	r.log.Warn().Err(why).Msg("rebuilding the state from the log as it stands")
+	r.metrics.Anomalies.With("rebuilt").Inc()
+	state := projections.New()
+	for {
+		records, err := r.st.Range(ctx, state.Position, pageSize)
+		for _, rec := range records {
+			if rec.Previous != state.Token {
+				return fmt.Errorf("replica: rebuild: %w after %s", errGap, state.Position)
+			}
+			state.Apply(rec)
+		}
+		if err != nil {
+			return err
+		}
+		if len(records) < pageSize {
+			break
+		}
+	}
+	if err := r.st.DestroyGroup(ctx, r.cfg.Instance); err != nil {
+		return err
+	}
+	if _, err := r.st.EnsureGroup(ctx, r.cfg.Instance, state.Position); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.state = state
+	r.generation++
+	r.recent = tokenRing{}
+	r.announce()
+	r.mu.Unlock()
+	r.scheduleAll()
+	if l := r.life.Load(); l != nil {
+		r.View(func(s *projections.State) {
+			if live, ok := s.Replica(r.cfg.Instance); ok && live.Incarnation != l.inbox.Incarnation {
+				l.end()
+			}
+		})
+	}
+	for _, li := range r.listeners {
+		li.Rebuilt()
+	}
+	r.sessions.nudge()
+	return nil
+}
+
+// defer_ stops following for good: what comes next in the log is not understood, and must not be skipped.
+func (r *Replica) defer_(why error) {
+	r.mu.Lock()
+	first := r.deferred == nil
+	r.deferred = why
+	r.mu.Unlock()
+	if first {
+		r.log.Error().Err(why).Msg("not ready: this replica needs a newer version of the program, or the entry must be removed")
+		r.metrics.Anomalies.With("not-understood").Inc()
+	}
+}
+
+// tokenRing remembers the last records applied, to tell a record read twice from another one that took the
+// same position after a failover.
+type tokenRing struct {
+	at     [4096]events.Position
+	tokens [4096]ulid.ULID
+	next   int
+}
+
+func (t *tokenRing) add(rec events.Record) {
+	t.at[t.next], t.tokens[t.next] = rec.Position, rec.Token
+	t.next = (t.next + 1) % len(t.at)
+}
+
+func (t *tokenRing) contradicts(rec events.Record) bool {
+	for i, at := range t.at {
+		if at == rec.Position {
+			return t.tokens[i] != rec.Token
+		}
+	}
+	return false
+}

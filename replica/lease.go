@@ -1,0 +1,151 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"holdfast/commands"
+	"holdfast/projections"
+	"holdfast/store"
+)
+
+// beatsPerLease is how many beats fit into a lease: several may fail before it runs out.
+const beatsPerLease = 8
+
+// takeLease waits until the lease of a dead predecessor has run out. A lease that is renewed meanwhile
+// belongs to a living process under the same name: that is an error.
+func (r *Replica) takeLease(ctx context.Context, l *life) error {
+	var last time.Duration
+	waiting := false
+	for {
+		err := r.st.AcquireLease(ctx, l.inbox, r.cfg.LeaseTTL)
+		if !errors.Is(err, store.ErrLeaseHeld) {
+			return err
+		}
+		holder, ttl, err := r.st.LeaseState(ctx, r.cfg.Instance)
+		if err != nil {
+			return err
+		}
+		if waiting && ttl > last {
+			return fmt.Errorf("%w: %q is held by incarnation %s, which is alive; give each replica its own --instance (HOLDFAST_INSTANCE)",
+				ErrInstanceTaken, r.cfg.Instance, holder)
+		}
+		if !waiting {
+			r.log.Info().Str("holder", holder).Dur("left", ttl).
+				Msg("the lease of a former run under this instance name has not run out yet: waiting for it")
+			waiting = true
+		}
+		last = ttl
+		select {
+		case <-time.After(min(max(ttl, 5*time.Millisecond), 100*time.Millisecond)):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// releaseLease gives the lease back so that a successor need not wait for it to run out.
+func (r *Replica) releaseLease(l *life) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := r.st.ReleaseLease(ctx, l.inbox); err != nil {
+		r.log.Debug().Err(err).Msg("release lease")
+	}
+}
+
+// beat keeps the lease, watches those of the others and declares lost whose lease is gone.
+func (r *Replica) beat(ctx context.Context, l *life) error {
+	every := r.cfg.LeaseTTL / beatsPerLease
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	var lost sync.WaitGroup
+	defer lost.Wait()
+	for {
+		var others []projections.Replica
+		r.View(func(s *projections.State) {
+			for o := range s.Replicas() {
+				if o.Instance != r.cfg.Instance {
+					others = append(others, o)
+				}
+			}
+		})
+		if err := r.beatOnce(ctx, l, others, &lost); err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Replica, lost *sync.WaitGroup) error {
+	instances := make([]string, len(others))
+	for i, o := range others {
+		instances[i] = o.Instance
+	}
+	before := r.position()
+	sent := time.Now()
+	b, err := r.st.Beat(ctx, l.inbox, r.cfg.LeaseTTL, l.consumed.Load(), instances)
+	took := time.Since(sent)
+	switch {
+	case errors.Is(err, store.ErrLeaseLost):
+		// Another incarnation of this instance has started; its ReplicaStarted fences this one.
+		r.log.Warn().Err(err).Msg("the lease is held by another incarnation")
+		return fmt.Errorf("%w: %q", ErrInstanceTaken, r.cfg.Instance)
+	case err != nil:
+		if ctx.Err() == nil && r.healthy.Swap(0) != 0 {
+			r.log.Warn().Err(err).Msg("the store does not answer")
+		}
+		return nil
+	}
+	now := time.Now()
+	r.offset.Store(int64(b.Now.Sub(sent.Add(took / 2))))
+	r.lastBeat.Store(now.UnixNano())
+	r.metrics.InboxDepth.Store(b.Lag)
+	// An answer that was long under way says that the others' beats may have been held up as well.
+	if r.healthy.Load() == 0 || took > r.cfg.LeaseTTL/4 {
+		r.healthy.Store(now.UnixNano())
+	}
+	if b.Healed {
+		r.log.Warn().Msg("this replica's lease or inbox had vanished from the store and was made again")
+		r.metrics.Anomalies.With("lease-or-inbox-vanished").Inc()
+		r.suspect.Store(true)
+		for _, li := range r.listeners {
+			li.Receive(nil, true)
+		}
+	}
+	if b.Head.Position.Before(before) {
+		r.suspect.Store(true)
+	}
+	// Only who has seen the store healthy for a whole lease may say that another one's silence is its own.
+	if now.Sub(time.Unix(0, r.healthy.Load())) < r.cfg.LeaseTTL {
+		return nil
+	}
+	for _, o := range others {
+		if b.Alive[o.Instance] {
+			continue
+		}
+		lost.Go(func() { r.declareLost(ctx, o) })
+	}
+	return nil
+}
+
+// declareLost appends the loss. It ends within the patience.
+func (r *Replica) declareLost(ctx context.Context, o projections.Replica) {
+	res, err := r.Execute(ctx, commands.LoseReplica{
+		Instance: o.Instance, Incarnation: o.Incarnation, Silent: r.cfg.LeaseTTL,
+	})
+	if err != nil {
+		r.log.Warn().Err(err).Str("lost", o.Instance).Msg("could not declare a silent replica lost")
+		return
+	}
+	if len(res.Decision.Events) > 0 {
+		r.log.Warn().Str("lost", o.Instance).Str("incarnation", o.Incarnation).
+			Msg("a replica's lease is gone: it is declared lost")
+	}
+}

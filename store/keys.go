@@ -1,0 +1,95 @@
+package store
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/oklog/ulid/v2"
+)
+
+// The keys of a namespace ns. Everything under {ns} shares one slot of a Redis Cluster, everything under
+// {ns.0} another one, so that messages and the log may live on different nodes.
+//
+//	{ns}:log                                stream  the log. One entry for each event, its fields:
+//	                                                t type, s schema, u token (ULID), p token of the entry
+//	                                                before ("" for the first), c command (ULID), r replica,
+//	                                                k aggregates with spaces between, for people, d data (JSON)
+//	{ns}:versions                           hash    aggregate → position of its last event;
+//	                                                @head → position and token of the last entry of the log
+//	{ns}:lease:<instance>                   string  the incarnation that lives; expires with its lease
+//	{ns.0}:inbox:<instance>:<incarnation>   stream  messages to one incarnation; ids are <epoch>-<n> with the
+//	                                                time of the incarnation's ULID as epoch and n dense;
+//	                                                one field m; an empty m fills a number and says nothing
+//	{ns.0}:call:<user>:<id>                 hash    a repeatable call: o owner's instance, i its incarnation,
+//	                                                m method, t target, d "1" when done, r result,
+//	                                                j<joiner> one field for each joiner
+//	{ns.0}:ack:<user>:<peer>:<ack id>       string  the call whose request went out with that ack id, as
+//	                                                <length of user>:<user><id>
+//
+// In the last two, % and : within user and peer are written %25 and %3A.
+type keys struct {
+	log, versions, lease string
+	inbox, call, ack     string
+}
+
+const headField = "@head"
+
+func newKeys(namespace string) keys {
+	control, data := "{"+namespace+"}:", "{"+namespace+".0}:"
+	return keys{
+		log:      control + "log",
+		versions: control + "versions",
+		lease:    control + "lease:",
+		inbox:    data + "inbox:",
+		call:     data + "call:",
+		ack:      data + "ack:",
+	}
+}
+
+var keyEscape = strings.NewReplacer("%", "%25", ":", "%3A")
+
+func (k keys) leaseOf(instance string) string { return k.lease + instance }
+
+func (k keys) inboxOf(in Inbox) string { return k.inbox + in.Instance + ":" + in.Incarnation }
+
+// The id comes last and is therefore unambiguous as it is.
+func (k keys) callOf(key CallKey) string {
+	return k.call + keyEscape.Replace(key.User) + ":" + key.ID
+}
+
+func (k keys) ackOf(key AckKey) string {
+	return k.ack + keyEscape.Replace(key.User) + ":" + keyEscape.Replace(key.Peer) + ":" +
+		strconv.FormatUint(uint64(key.ID), 10)
+}
+
+func formatCallPointer(key CallKey) string {
+	return strconv.Itoa(len(key.User)) + ":" + key.User + key.ID
+}
+
+func parseCallPointer(s string) (CallKey, error) {
+	length, rest, ok := strings.Cut(s, ":")
+	n, err := strconv.Atoi(length)
+	if !ok || err != nil || n < 0 || n > len(rest) {
+		return CallKey{}, fmt.Errorf("call pointer %q: %w", s, ErrDamaged)
+	}
+	return CallKey{User: rest[:n], ID: rest[n:]}, nil
+}
+
+// epoch is the part of all ids of the inbox that comes before the dash.
+func (in Inbox) epoch() (string, error) {
+	id, err := ulid.ParseStrict(in.Incarnation)
+	if err != nil {
+		return "", fmt.Errorf("incarnation %q: %w", in.Incarnation, err)
+	}
+	return strconv.FormatUint(id.Time(), 10), nil
+}
+
+func groupOf(instance string) string { return "replica:" + instance }
+
+func validNamespace(ns string) error {
+	if ns == "" || strings.ContainsAny(ns, "{}: \t\r\n") {
+		return fmt.Errorf("namespace %q: must be a word without braces, colons and spaces", ns)
+	}
+	return nil
+}

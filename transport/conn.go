@@ -1,0 +1,322 @@
+package transport
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"github.com/olahol/melody"
+
+	"holdfast/transport/engineio"
+)
+
+const (
+	// finishTimeout bounds flushing the outbox and waiting for the client's close frame.
+	finishTimeout = 5 * time.Second
+	// cutTimeout bounds the attempt to tell a client why it is cut off.
+	cutTimeout = time.Second
+	// drainTimeout and drainBytes bound reading away the rest of an oversized message.
+	drainTimeout = time.Second
+	drainBytes   = 64 << 20
+)
+
+// handler is what an Engine.IO session carries. All calls come from the session's reading
+// goroutine; end comes last and once.
+type handler interface {
+	text(data []byte) // owns data
+	binary(data []byte)
+	end(reason Reason)
+}
+
+// conn is one Engine.IO session over one WebSocket.
+//
+// It ends in one of two ways. finish takes no more packets, sends the waiting ones, then a close
+// frame, and lets the client answer it: closing the TCP connection at once, with unread input,
+// would reset it and might lose what was just flushed. cut tries to send a close frame and closes.
+// Either makes melody's read pump return, and only there, in closed, the session is taken down:
+// the TCP connection first, so that what the outbox still holds is certain not to go out, then the
+// outbox, then the handler, whose last call is end.
+type conn struct {
+	srv      *Server
+	id       string
+	remote   string
+	agent    string
+	instance string
+	upgrade  *hijacker       // nil from opened on
+	ws       *melody.Session // set once, in opened
+	handler  handler
+	out      outbox
+	deaf     atomic.Bool // what the client still sends is ignored
+
+	mu       sync.Mutex
+	state    connState
+	reason   Reason // the first one counts
+	awaiting bool   // a pong
+	due      time.Time
+	timer    *time.Timer // of the next ping, the pong, or the end of finishing
+}
+
+type connState uint8
+
+const (
+	connOpen connState = iota
+	connFinishing
+	connCut
+	connClosed
+)
+
+var packetPing = []byte("2")
+
+func newSID() string {
+	var b [15]byte
+	rand.Read(b[:]) //nolint:errcheck // never fails
+	return base64.RawURLEncoding.EncodeToString(b[:])
+}
+
+// opened starts the session on an upgraded WebSocket, before anything is read from it.
+func (c *conn) opened(ws *melody.Session) {
+	ws.Request = nil // it would live, with its buffers, as long as the connection
+	c.upgrade = nil
+	c.ws = ws
+	c.out.to = ws
+	c.out.maxBytes, c.out.maxMessages = c.srv.opt.OutboxBytes, c.srv.opt.OutboxMessages
+	c.send(engineio.Handshake{
+		SID:          c.id,
+		PingInterval: c.srv.opt.PingInterval.Milliseconds(),
+		PingTimeout:  c.srv.opt.PingTimeout.Milliseconds(),
+		MaxPayload:   c.srv.opt.MaxPayload,
+	}.Append(nil), nil)
+	c.mu.Lock()
+	c.due = time.Now().Add(c.srv.opt.PingInterval)
+	c.timer = time.AfterFunc(c.srv.opt.PingInterval, c.tick)
+	c.mu.Unlock()
+	c.handler = c.srv.newHandler(c)
+}
+
+// closed takes the session down.
+func (c *conn) closed() {
+	c.mu.Lock()
+	c.state = connClosed
+	c.note(ReasonTransportClose)
+	reason := c.reason
+	c.timer.Stop()
+	c.mu.Unlock()
+	c.deaf.Store(true)
+	c.ws.WebsocketConnection().Close()
+	for _, dropped := range c.out.drop() {
+		c.srv.guard("dropped", dropped)
+	}
+	c.handler.end(reason)
+	c.srv.forget(c, reason)
+}
+
+// received handles a text frame.
+func (c *conn) received(frame []byte) {
+	if c.deaf.Load() {
+		return
+	}
+	p, err := engineio.Decode(frame)
+	if err != nil {
+		c.violated(err)
+		return
+	}
+	switch p.Type {
+	case engineio.Message:
+		c.handler.text(p.Data)
+	case engineio.Pong:
+		c.ponged()
+	case engineio.Close:
+		c.deaf.Store(true)
+		c.finish(ReasonTransportClose)
+	case engineio.Ping, engineio.Open:
+		c.violated(errDirection)
+	}
+}
+
+func (c *conn) receivedBinary(frame []byte) {
+	if !c.deaf.Load() {
+		c.handler.binary(frame)
+	}
+}
+
+var errDirection = errors.New("engine.io: packet type is not for clients to send")
+
+// violated ends the session of a client that broke the protocol.
+func (c *conn) violated(err error) {
+	c.srv.log.Debug().Err(err).Str("conn", c.id).Msg("protocol error")
+	c.deaf.Store(true)
+	c.finish(ReasonProtocolError)
+}
+
+// failed takes note of an error of the WebSocket; the read pump ends by itself.
+func (c *conn) failed(err error) {
+	var closeErr *websocket.CloseError
+	switch {
+	case errors.Is(err, melody.ErrWriteClosed), errors.Is(err, websocket.ErrCloseSent):
+		return // the end is under way, and its reason known
+	case errors.Is(err, melody.ErrMessageBufferFull):
+		c.srv.log.Error().Str("conn", c.id).Msg("carrier overflowed")
+		go c.cut(ReasonTransportError) // not here: the outbox is locked
+		return
+	case errors.Is(err, websocket.ErrReadLimit):
+		c.noteNow(ReasonProtocolError)
+		c.drain()
+	case errors.As(err, &closeErr):
+		c.noteNow(ReasonTransportClose)
+	default:
+		c.noteNow(ReasonTransportError)
+	}
+}
+
+// drain reads away what is left of an oversized message, so that the close frame (1009) that the
+// client was sent is not lost in a reset.
+func (c *conn) drain() {
+	raw := c.ws.WebsocketConnection().NetConn()
+	raw.SetReadDeadline(time.Now().Add(drainTimeout)) //nolint:errcheck // then the copy fails too
+	io.CopyN(io.Discard, raw, drainBytes)             //nolint:errcheck // best effort
+}
+
+// send queues a packet; false: the connection is over, and dropped is not called.
+func (c *conn) send(packet []byte, dropped func()) bool {
+	switch c.out.put(packet, dropped) {
+	case putQueued:
+		return true
+	case putFull:
+		if c.cut(ReasonOutboxFull) {
+			c.srv.overflows.Add(1)
+			c.srv.log.Info().Str("conn", c.id).Str("remote", c.remote).Msg("outbox full, client cut off")
+		}
+	}
+	return false
+}
+
+// sent comes from the write pump after each packet.
+func (c *conn) sent(packet []byte) {
+	c.srv.messagesOut.Add(1)
+	c.srv.bytesOut.Add(uint64(len(packet)))
+	if c.out.sent() {
+		c.farewell()
+	}
+}
+
+// finish ends the session after what waits has been sent.
+func (c *conn) finish(reason Reason) {
+	c.mu.Lock()
+	if c.state != connOpen {
+		c.mu.Unlock()
+		return
+	}
+	c.state = connFinishing
+	c.note(reason)
+	c.arm(c.srv.finishTimeout)
+	c.srv.wg.Add(1)
+	c.mu.Unlock()
+	if !c.out.finish() {
+		c.srv.wg.Done()
+		return
+	}
+	go func() { // the caller must not wait for the network
+		defer c.srv.wg.Done()
+		c.farewell()
+	}()
+}
+
+// farewell sends the close frame after the last packet. The client's answer, or the timer, ends
+// the session.
+func (c *conn) farewell() {
+	if c.writeClose() != nil {
+		c.ws.WebsocketConnection().Close()
+	}
+}
+
+// cut ends the session at once, whatever waits. It does not block, and is false if the session
+// was already cut or closed.
+func (c *conn) cut(reason Reason) bool {
+	c.mu.Lock()
+	if c.state >= connCut {
+		c.mu.Unlock()
+		return false
+	}
+	c.state = connCut
+	c.note(reason)
+	c.timer.Stop()
+	c.srv.wg.Add(1)
+	c.mu.Unlock()
+	c.deaf.Store(true)
+	c.out.stop()
+	go func() { // the connection may be stuck in a write
+		defer c.srv.wg.Done()
+		c.writeClose() //nolint:errcheck // best effort
+		c.ws.WebsocketConnection().Close()
+	}()
+	return true
+}
+
+func (c *conn) writeClose() error {
+	c.mu.Lock()
+	reason := c.reason
+	c.mu.Unlock()
+	return c.ws.WebsocketConnection().WriteControl(websocket.CloseMessage,
+		websocket.FormatCloseMessage(reason.closeCode(), string(reason)), time.Now().Add(cutTimeout))
+}
+
+// tick is the timer's function.
+func (c *conn) tick() {
+	c.mu.Lock()
+	if left := time.Until(c.due); left > 0 && c.state < connCut {
+		c.timer.Reset(left) // a pong, or the end, came as the timer fired
+		c.mu.Unlock()
+		return
+	}
+	switch {
+	case c.state == connFinishing:
+		c.mu.Unlock()
+		c.cut(ReasonTransportClose) // the reason is noted already
+	case c.state != connOpen:
+		c.mu.Unlock()
+	case c.awaiting:
+		c.mu.Unlock()
+		c.cut(ReasonPingTimeout)
+	default:
+		c.awaiting = true
+		c.arm(c.srv.opt.PingTimeout)
+		c.mu.Unlock()
+		c.out.putFirst(packetPing)
+	}
+}
+
+func (c *conn) ponged() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.awaiting && c.state == connOpen {
+		c.awaiting = false
+		c.arm(c.srv.opt.PingInterval)
+	}
+}
+
+// arm and note want c.mu.
+func (c *conn) arm(d time.Duration) {
+	c.due = time.Now().Add(d)
+	c.timer.Reset(d)
+}
+
+func (c *conn) note(reason Reason) {
+	if c.reason == "" {
+		c.reason = reason
+	}
+}
+
+func (c *conn) noteNow(reason Reason) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.note(reason)
+}
+
+// short copies at most n bytes of s, so that it keeps nothing of its request alive.
+func short(s string, n int) string { return strings.Clone(s[:min(len(s), n)]) }

@@ -1,0 +1,237 @@
+package transport
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"github.com/rs/zerolog"
+
+	"holdfast/commands"
+	"holdfast/relay"
+	"holdfast/replica"
+)
+
+// maxControl bounds the changes that one client may have waiting for the log; more are RATE_LIMITED.
+const maxControl = 1024
+
+// Gateway is the App that clients meet: it admits them, and turns their events into commands of the replica
+// and calls of the relay.
+type Gateway struct {
+	rep      *replica.Replica
+	relay    *relay.Relay
+	auth     Authenticator
+	log      zerolog.Logger
+	draining atomic.Bool
+	mu       sync.Mutex
+	members  map[*member]struct{}
+}
+
+// NewGateway makes the App of one replica.
+func NewGateway(rep *replica.Replica, rel *relay.Relay, auth Authenticator, log zerolog.Logger) *Gateway {
+	return &Gateway{rep: rep, relay: rel, auth: auth, log: log, members: map[*member]struct{}{}}
+}
+
+// member is one admitted client. It is the replica's Link to it.
+type member struct {
+	*Socket
+	session *replica.Session
+	fate    atomic.Pointer[Reason] // why the server ended it; nil if it did not
+
+	mu      sync.Mutex
+	control []func() // changes that wait for the one before them
+	busy    bool
+}
+
+// Connect admits a client: who it is, and whether its session goes on.
+func (g *Gateway) Connect(ctx context.Context, s *Socket, auth json.RawMessage) (Admission, error) {
+	cred, err := parseCredentials(auth)
+	if err != nil {
+		return Admission{}, err
+	}
+	id, err := g.auth.identify(cred)
+	if err != nil {
+		return Admission{}, err
+	}
+	if g.draining.Load() {
+		return Admission{}, ErrComeBack
+	}
+	select {
+	case <-g.rep.Ready():
+	case <-ctx.Done():
+		return Admission{}, ctx.Err()
+	}
+	m := &member{Socket: s, session: &replica.Session{
+		User: id.user, Peer: id.peer, Connection: ulid.Make().String(), SID: newSID(), PID: newSID(),
+	}}
+	m.session.Link = m
+	s.SetData(m)
+	if err := g.rep.Connect(ctx, m.session, cred.PID, ulid.Make().String()); err != nil {
+		return Admission{}, g.refusal(err)
+	}
+	g.mu.Lock()
+	g.members[m] = struct{}{}
+	g.mu.Unlock()
+	return Admission{SID: m.session.SID, PID: m.session.PID}, nil
+}
+
+// refusal says which admissions failed for good. What may succeed in a moment, here or elsewhere, closes the
+// transport instead: a stock client comes back from that, but not from a CONNECT_ERROR.
+func (g *Gateway) refusal(err error) error {
+	var r *commands.Refusal
+	if !errors.As(err, &r) {
+		return err
+	}
+	switch r.Code {
+	case commands.CodeStoreUnavailable, commands.CodeConflict, commands.CodeReplaced:
+		return ErrComeBack
+	}
+	return &ConnectError{Message: r.Text, Code: r.Code}
+}
+
+// Disconnected ends what the client had here.
+func (g *Gateway) Disconnected(s *Socket, reason Reason) {
+	m := s.Data().(*member)
+	g.mu.Lock()
+	delete(g.members, m)
+	g.mu.Unlock()
+	if fate := m.fate.Load(); fate != nil {
+		reason = *fate
+	}
+	g.relay.Gone(m.session)
+	g.rep.Disconnect(m.session, string(reason), reason == ReasonClient || reason == ReasonReplaced)
+}
+
+// Ack takes a client's answer to its call.
+func (g *Gateway) Ack(s *Socket, id uint64, args []json.RawMessage) {
+	var result json.RawMessage
+	if len(args) > 0 {
+		result = args[0]
+	}
+	g.relay.Answer(s.Data().(*member).session, id, result)
+}
+
+// handlers are the events that clients may send.
+var handlers = map[string]func(*Gateway, *member, []json.RawMessage, Ack){
+	"rpc-register":   (*Gateway).rpcRegister,
+	"rpc-unregister": (*Gateway).rpcUnregister,
+	"rpc-call":       (*Gateway).rpcCall,
+	"machine-alive":  (*Gateway).keepAlive,
+	"session-alive":  (*Gateway).keepAlive,
+}
+
+// Event handles what a client sends.
+func (g *Gateway) Event(s *Socket, name string, args []json.RawMessage, ack Ack) {
+	handle, ok := handlers[name]
+	if !ok {
+		fail(ack, "UNKNOWN_EVENT", "The server knows no such event")
+		return
+	}
+	handle(g, s.Data().(*member), args, ack)
+}
+
+// keepAlive accepts what older clients send: nothing here expires while its connection lives.
+func (g *Gateway) keepAlive(_ *member, _ []json.RawMessage, ack Ack) { ack.Reply(okAck) }
+
+// change runs f, which waits for the log, after the client's earlier changes, without holding up what else the
+// client sends.
+func (m *member) change(ack Ack, f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.control) >= maxControl {
+		fail(ack, "RATE_LIMITED", "Too many changes are waiting")
+		return
+	}
+	m.control = append(m.control, f)
+	if !m.busy {
+		m.busy = true
+		go m.runChanges()
+	}
+}
+
+func (m *member) runChanges() {
+	for {
+		m.mu.Lock()
+		if len(m.control) == 0 {
+			m.busy = false
+			m.control = nil
+			m.mu.Unlock()
+			return
+		}
+		f := m.control[0]
+		m.control = m.control[1:]
+		m.mu.Unlock()
+		f()
+	}
+}
+
+// Replaced ends the connection for a newer one of the same peer.
+func (m *member) Replaced(recovered bool) {
+	reason := ReasonReplaced
+	m.fate.CompareAndSwap(nil, &reason)
+	if recovered { // the same client, over a new transport: nobody is behind this one
+		m.CloseTransport(ReasonReplaced)
+		return
+	}
+	m.Emit("peer-replaced", []byte("{}"))
+	m.Disconnect(ReasonReplaced)
+}
+
+// Reconnect makes the client come back by itself.
+func (m *member) Reconnect(why replica.Why) {
+	m.CloseTransport(Reason(why))
+}
+
+// Drain asks every client to reconnect elsewhere within the time, and admits no new ones.
+func (g *Gateway) Drain(within time.Duration) {
+	g.draining.Store(true)
+	notice, _ := json.Marshal(map[string]int64{"reconnectWithinMs": within.Milliseconds()})
+	packet := EncodeEvent("server-draining", notice)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for m := range g.members {
+		m.SendRaw(packet)
+	}
+}
+
+var okAck = []byte(`{"ok":true}`)
+
+// fail answers with a failure.
+func fail(ack Ack, code, text string) {
+	if !ack.Wanted() {
+		return
+	}
+	b, _ := json.Marshal(struct {
+		OK    bool   `json:"ok"`
+		Error string `json:"error"`
+		Code  string `json:"code"`
+	}{Error: text, Code: code})
+	ack.Reply(b)
+}
+
+// failWith answers with the error of a command, and returns its text.
+func failWith(ack Ack, err error) string {
+	var r *commands.Refusal
+	if !errors.As(err, &r) {
+		r = &commands.Refusal{Code: commands.CodeStoreUnavailable, Text: err.Error()}
+	}
+	fail(ack, r.Code, r.Text)
+	return r.Text
+}
+
+// argument reads the event's one argument, an object.
+func argument(args []json.RawMessage, into any) error {
+	if len(args) == 0 || len(args[0]) == 0 || args[0][0] != '{' {
+		return errors.New("an object is required")
+	}
+	err := json.Unmarshal(args[0], into)
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		return errors.New(wrong.Field + " has the wrong type")
+	}
+	return err
+}

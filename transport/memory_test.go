@@ -1,0 +1,138 @@
+package transport
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+)
+
+var idle = flag.Int("idle", 0, "measure the memory of this many idle connections")
+
+// idleClientEnv makes the test binary the clients' process of TestIdleMemory.
+const idleClientEnv = "TRANSPORT_IDLE_CLIENTS"
+
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(idleClientEnv); spec != "" {
+		runIdleClients(spec)
+		return
+	}
+	os.Exit(runTests(m))
+}
+
+// TestIdleMemory holds the layer to 14 KB of RSS for each connection that has joined, sent an
+// event, and is pinged. Run it alone, without the race detector:
+//
+//	go test ./transport -run TestIdleMemory -idle 10000 -v
+func TestIdleMemory(t *testing.T) {
+	if *idle == 0 {
+		t.Skip("needs -idle")
+	}
+	app := newTestApp()
+	app.joined, app.ended = make(chan *Socket, *idle), make(chan Reason, *idle)
+	srv := NewServer(Options{PingInterval: 10 * time.Second}, app)
+	web := httptest.NewServer(srv)
+	defer web.Close()
+	before := rss(t)
+
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %s", idleClientEnv, *idle, wsURL(web.URL)))
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait() //nolint:errcheck // it ends with its stdin
+	defer stdin.Close()
+	lines := bufio.NewScanner(stdout)
+	for lines.Scan() && lines.Text() != "pinged" {
+		t.Log(lines.Text(), "RSS per connection", (rss(t)-before) / *idle)
+	}
+	if n := srv.Connections(); n != *idle {
+		t.Fatalf("%d connections, want %d", n, *idle)
+	}
+	per := (rss(t) - before) / *idle
+	t.Logf("%d bytes of RSS per idle connection", per)
+	if per > 14_000 {
+		t.Errorf("%d bytes of RSS per idle connection, want at most 14,000", per)
+	}
+}
+
+func rss(t *testing.T) int {
+	t.Helper()
+	debug.FreeOSMemory()
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Skip("needs /proc:", err)
+	}
+	var size, resident int
+	if _, err := fmt.Sscan(string(b), &size, &resident); err != nil {
+		t.Fatal(err)
+	}
+	return resident * os.Getpagesize()
+}
+
+// runIdleClients connects, joins, sends one event each, answers one ping each, and stays until
+// its stdin ends.
+func runIdleClients(spec string) {
+	var n int
+	var url string
+	if _, err := fmt.Sscan(spec, &n, &url); err != nil {
+		panic(err)
+	}
+	var acked, pinged sync.WaitGroup
+	slots := make(chan struct{}, 64)
+	for range n {
+		acked.Add(1)
+		pinged.Add(1)
+		slots <- struct{}{}
+		go func() {
+			ws, _, err := websocket.DefaultDialer.Dial(url, nil)
+			if err != nil {
+				panic(err)
+			}
+			<-slots
+			for {
+				_, b, err := ws.ReadMessage()
+				if err != nil {
+					return
+				}
+				switch s := string(b); {
+				case s[0] == '0':
+					err = ws.WriteMessage(websocket.TextMessage, []byte(`40`))
+				case strings.HasPrefix(s, "40"):
+					err = ws.WriteMessage(websocket.TextMessage, []byte(`421["echo","x"]`))
+				case strings.HasPrefix(s, "43"):
+					acked.Done()
+				case s == "2":
+					err = ws.WriteMessage(websocket.TextMessage, []byte(`3`))
+					pinged.Done()
+				}
+				if err != nil {
+					panic(err)
+				}
+			}
+		}()
+	}
+	acked.Wait()
+	fmt.Println("acked")
+	pinged.Wait()
+	fmt.Println("pinged")
+	os.Stdin.Read(make([]byte, 1)) //nolint:errcheck // its end is what counts
+}

@@ -1,0 +1,134 @@
+package transport
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"holdfast/projections"
+	"holdfast/relay"
+	"holdfast/replica"
+)
+
+// Metrics are what /metrics shows. Calls are observed as they end; all else is read when asked for.
+type Metrics struct {
+	Registry *prometheus.Registry
+	calls    *prometheus.CounterVec
+	latency  prometheus.Histogram
+}
+
+// NewMetrics makes the registry.
+func NewMetrics() *Metrics {
+	m := &Metrics{
+		Registry: prometheus.NewRegistry(),
+		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "holdfast_calls_total", Help: "Calls that ended here, by outcome: OK or the code of their failure.",
+		}, []string{"outcome"}),
+		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "holdfast_call_seconds", Help: "From a call's arrival here to its outcome, all outcomes.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2.5, 16),
+		}),
+	}
+	m.Registry.MustRegister(m.calls, m.latency, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// CallDone observes the end of a call. It fits relay.Config.Done.
+func (m *Metrics) CallDone(outcome string, took time.Duration) {
+	m.calls.WithLabelValues(outcome).Inc()
+	m.latency.Observe(took.Seconds())
+}
+
+// Watch adds the figures of one replica.
+func (m *Metrics) Watch(rep *replica.Replica, rel *relay.Relay, srv *Server) {
+	m.Registry.MustRegister(&collector{rep: rep, relay: rel, server: srv})
+}
+
+type collector struct {
+	rep    *replica.Replica
+	relay  *relay.Relay
+	server *Server
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("holdfast_"+name, help, labels, nil)
+}
+
+var (
+	descConnections   = desc("connections", "Engine.IO sessions open now.")
+	descSessions      = desc("sessions", "Clients admitted here now.")
+	descClosed        = desc("connections_closed_total", "Connections that ended, by reason.", "reason")
+	descOpened        = desc("connections_opened_total", "Connections that were opened.")
+	descOverflows     = desc("outbox_overflows_total", "Clients cut off because they read too slowly.")
+	descMessages      = desc("messages_total", "Messages from (in) and to (out) clients.", "direction")
+	descBytes         = desc("message_bytes_total", "Their bytes.", "direction")
+	descReady         = desc("ready", "1 when this replica is caught up and able to append.")
+	descApplied       = desc("events_applied_total", "Log events applied since the start.")
+	descAge           = desc("applied_position_age_seconds", "Age of the last event applied, by the store's clock.")
+	descPosition      = desc("applied_position_ms", "Time part of the position of the last event applied, ms since 1970.")
+	descAppended      = desc("events_appended_total", "Log events appended by this replica.")
+	descGroups        = desc("append_groups_total", "Script calls that carried them.")
+	descConflicts     = desc("append_conflicts_total", "Decisions that lost to another replica's and were made again.")
+	descUnavailable   = desc("commands_unavailable_total", "Commands that failed because the log could not be reached.")
+	descFenced        = desc("fenced_total", "Times this replica was declared lost and started anew.")
+	descReconciled    = desc("reconciled_total", "Things recorded again because the log had lost them.")
+	descAnomalies     = desc("store_anomalies_total", "Accidents of the store that were noticed, by kind.", "kind")
+	descInbox         = desc("inbox_depth", "Messages in this replica's inbox at its last beat.")
+	descRunning       = desc("calls_running", "Calls under way from here.")
+	descReplicas      = desc("replicas", "Live replicas, as this one sees it.")
+	descPeers         = desc("peers", "Peers known, connected or away.")
+	descRegistrations = desc("registrations", "Registrations known, lapsed ones included.")
+)
+
+// Describe sends nothing: the collector is unchecked, its set depends on what happened.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads the figures.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	count := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	st := c.server.Stats()
+	gauge(descConnections, float64(st.Connections))
+	gauge(descSessions, float64(c.rep.SessionCount()))
+	count(descOpened, st.Opened)
+	for reason, n := range st.Closed {
+		count(descClosed, n, string(reason))
+	}
+	count(descOverflows, st.OutboxOverflows)
+	count(descMessages, st.MessagesIn, "in")
+	count(descMessages, st.MessagesOut, "out")
+	count(descBytes, st.BytesIn, "in")
+	count(descBytes, st.BytesOut, "out")
+
+	ready := 0.0
+	if c.rep.ReadyError() == nil {
+		ready = 1
+	}
+	gauge(descReady, ready)
+	m := c.rep.Metrics()
+	count(descApplied, m.Applied.Load())
+	count(descAppended, m.Appended.Load())
+	count(descGroups, m.Groups.Load())
+	count(descConflicts, m.Conflicts.Load())
+	count(descUnavailable, m.Unavailable.Load())
+	count(descFenced, m.Fenced.Load())
+	count(descReconciled, m.Reconciled.Load())
+	gauge(descInbox, float64(m.InboxDepth.Load()))
+	m.Anomalies.Each(func(kind string, n uint64) { count(descAnomalies, n, kind) })
+	gauge(descRunning, float64(c.relay.Running()))
+	c.rep.View(func(s *projections.State) {
+		if !s.Position.IsZero() {
+			gauge(descAge, c.rep.Now().Sub(s.Now()).Seconds())
+		}
+		gauge(descPosition, float64(s.Position.Ms))
+		gauge(descReplicas, float64(s.ReplicaCount()))
+		gauge(descPeers, float64(s.PeerCount()))
+		gauge(descRegistrations, float64(s.RegistrationCount()))
+	})
+}

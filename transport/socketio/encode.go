@@ -1,0 +1,77 @@
+package socketio
+
+import (
+	"encoding/json"
+	"strconv"
+)
+
+// Append adds the packet's text to dst. It is the inverse of Decode.
+func (p Packet) Append(dst []byte) []byte {
+	dst = append(dst, '0'+byte(p.Type))
+	if p.Type == BinaryEvent || p.Type == BinaryAck {
+		dst = strconv.AppendInt(dst, int64(p.Attachments), 10)
+		dst = append(dst, '-')
+	}
+	if p.Namespace != "" && p.Namespace != "/" {
+		dst = append(dst, p.Namespace...)
+		dst = append(dst, ',')
+	}
+	if p.HasID {
+		dst = strconv.AppendUint(dst, p.ID, 10)
+	}
+	return append(dst, p.Data...)
+}
+
+// AppendEvent adds an event of the default namespace that wants no ack: `2["name",args…]`.
+// The args are raw JSON values and are not checked.
+func AppendEvent(dst []byte, name string, args ...[]byte) []byte {
+	dst = append(dst, '0'+byte(Event))
+	return appendEventData(dst, name, args)
+}
+
+// AppendRequest adds an event of the default namespace that wants the ack id.
+func AppendRequest(dst []byte, id uint64, name string, args ...[]byte) []byte {
+	dst = append(dst, '0'+byte(Event))
+	dst = strconv.AppendUint(dst, id, 10)
+	return appendEventData(dst, name, args)
+}
+
+// AppendAck adds an ack of the default namespace: `3id[args…]`.
+func AppendAck(dst []byte, id uint64, args ...[]byte) []byte {
+	dst = append(dst, '0'+byte(Ack))
+	dst = strconv.AppendUint(dst, id, 10)
+	dst = append(dst, '[')
+	for i, a := range args {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(dst, a...)
+	}
+	return append(dst, ']')
+}
+
+func appendEventData(dst []byte, name string, args [][]byte) []byte {
+	dst = append(dst, '[')
+	dst = appendString(dst, name)
+	for _, a := range args {
+		dst = append(dst, ',')
+		dst = append(dst, a...)
+	}
+	return append(dst, ']')
+}
+
+// appendString adds s as a JSON string. Event names are nearly always plain.
+func appendString(dst []byte, s string) []byte {
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= 0x7f {
+			b, err := json.Marshal(s)
+			if err != nil {
+				panic(err) // a string always marshals
+			}
+			return append(dst, b...)
+		}
+	}
+	dst = append(dst, '"')
+	dst = append(dst, s...)
+	return append(dst, '"')
+}
