@@ -23,9 +23,10 @@ type ServeCmd struct {
 	Insecure  bool   `help:"Let clients name their user themselves (auth.user). Never on a network that others reach."`
 	TokenKey  string `placeholder:"KEY" help:"Secret that verifies the clients' HS256 tokens (auth.token). Required unless --insecure."`
 	Limits
-	Drain     time.Duration `default:"3s" help:"At SIGTERM, how long clients may take to reconnect elsewhere before they are closed."`
-	LogLevel  string        `default:"info" enum:"trace,debug,info,warn,error" help:"Least level that is logged: ${enum}."`
-	LogFormat string        `default:"json" enum:"json,console" help:"Form of the log, on standard error: ${enum}."`
+	Drain       time.Duration `default:"3s" help:"At SIGTERM, how long clients may take to reconnect elsewhere before they are closed."`
+	DebugListen string        `placeholder:"ADDR" help:"Address for Go's profiles (/debug/pprof/), such as 127.0.0.1:6060. Off by default; never where others reach it."`
+	LogLevel    string        `default:"info" enum:"trace,debug,info,warn,error" help:"Least level that is logged: ${enum}."`
+	LogFormat   string        `default:"json" enum:"json,console" help:"Form of the log, on standard error: ${enum}."`
 }
 
 // Limits are the settings that serve and dev share.
@@ -97,6 +98,11 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 	if c.Insecure {
 		log.Warn().Msg("--insecure: clients name their user themselves")
 	}
+	stopDebug, err := serveDebug(c.DebugListen, log)
+	if err != nil {
+		return err
+	}
+	defer stopDebug()
 	n, err := newNode(nodeConfig{
 		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,
 		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain,

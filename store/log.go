@@ -12,6 +12,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"holdfast/events"
+	"holdfast/migrations"
 )
 
 // Head is the end of the log; the zero Head when nothing has been appended.
@@ -143,7 +144,11 @@ func decodeRecord(entry *rueidis.RedisMessage) (events.Record, error) {
 	if record.Cause, err = ulid.ParseStrict(cause); err != nil {
 		return events.Record{}, fmt.Errorf("%w at %s: cause: %w", ErrDamaged, id, err)
 	}
-	record.Event, err = events.Decode(events.Encoded{Type: kind, Schema: generation, Data: []byte(data)})
+	encoded, err := migrations.Upcast(events.Encoded{Type: kind, Schema: generation, Data: []byte(data)})
+	if err != nil {
+		return events.Record{}, fmt.Errorf("%w at %s of type %q schema %d: %w", ErrDamaged, id, kind, generation, err)
+	}
+	record.Event, err = events.Decode(encoded)
 	if errors.Is(err, events.ErrUnknown) {
 		return events.Record{}, fmt.Errorf("entry %s of type %q schema %d: %w", id, kind, generation, err)
 	}

@@ -75,7 +75,7 @@ var packetPing = []byte("2")
 
 func newSID() string {
 	var b [15]byte
-	rand.Read(b[:]) //nolint:errcheck // never fails
+	rand.Read(b[:])
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }
 

@@ -121,8 +121,8 @@ func NewServer(o Options, app App) *Server {
 func (s *Server) newMelody() *melody.Melody {
 	m := melody.New()
 	m.Upgrader = &websocket.Upgrader{
-		ReadBufferSize:  512, // held by every idle connection
-		WriteBufferSize: 4096,
+		ReadBufferSize:  512,      // held by every idle connection
+		WriteBufferSize: 16 << 10, // shared, so that most messages are one write
 		WriteBufferPool: &sync.Pool{},
 		CheckOrigin:     func(*http.Request) bool { return true }, // checked before
 		Error: func(w http.ResponseWriter, _ *http.Request, _ int, _ error) {
@@ -154,11 +154,20 @@ func (s *Server) newMelody() *melody.Melody {
 	return m
 }
 
-const connKey = "conn"
+// carried is the TCP connection of a session, and how the session is found from melody's: its own
+// keys would be a map for each connection.
+type carried struct {
+	net.Conn
+	c *conn
+}
 
-// connOf reads the key without melody's lock: it is set before the session exists and never
-// changed.
-func connOf(ws *melody.Session) *conn { return ws.Keys[connKey].(*conn) }
+func connOf(ws *melody.Session) *conn {
+	tcp, ok := ws.WebsocketConnection().NetConn().(*carried)
+	if !ok {
+		panic("transport: a session that was not upgraded here")
+	}
+	return tcp.c
+}
 
 // ServeHTTP checks the request and upgrades it. It returns as soon as the connection is the
 // WebSocket's, so that the HTTP server's buffers and goroutine are not held for its life.
@@ -187,7 +196,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.wg.Add(1)
 	s.mu.Unlock()
-	h := &hijacker{ResponseWriter: w, done: make(chan struct{})}
+	h := &hijacker{ResponseWriter: w, c: c, done: make(chan struct{})}
 	c.upgrade = h
 	go s.carry(h, r, c)
 	<-h.done
@@ -197,7 +206,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // buffers are larger than all else that an idle connection holds.
 func (s *Server) carry(w http.ResponseWriter, r *http.Request, c *conn) {
 	defer s.wg.Done()
-	if err := s.melody.HandleRequestWithKeys(w, r, map[string]any{connKey: c}); err != nil {
+	if err := s.melody.HandleRequest(w, r); err != nil {
 		s.log.Debug().Err(err).Str("remote", c.remote).Msg("upgrade failed")
 		c.upgrade.release()
 	}
@@ -206,17 +215,19 @@ func (s *Server) carry(w http.ResponseWriter, r *http.Request, c *conn) {
 // hijacker tells when the connection has been taken from the HTTP server.
 type hijacker struct {
 	http.ResponseWriter
+	c    *conn
 	once sync.Once
 	done chan struct{}
 }
 
 // Hijack is called by the upgrader, which does not use the ResponseWriter afterwards.
-func (h *hijacker) Hijack() (c net.Conn, rw *bufio.ReadWriter, err error) {
-	c, rw, err = http.NewResponseController(h.ResponseWriter).Hijack()
-	if err == nil {
-		h.release()
+func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	tcp, rw, err := http.NewResponseController(h.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
 	}
-	return c, rw, err
+	h.release()
+	return &carried{tcp, h.c}, rw, nil
 }
 
 func (h *hijacker) release() { h.once.Do(func() { close(h.done) }) }

@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -208,7 +209,7 @@ func TestCloseDoesNotWaitForeverForAStuckAdmission(t *testing.T) {
 	recv(t, entered)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := srv.Close(ctx); err != context.Canceled {
+	if err := srv.Close(ctx); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	close(release)

@@ -165,12 +165,11 @@ func TestEndWhileAdmitting(t *testing.T) {
 	}{
 		"leaves":     {func(c *raw) { c.send("41", "3") }, ReasonClient},
 		"goes":       {func(c *raw) { c.ws.Close() }, ReasonTransportClose},
-		"misbehaves": {func(c *raw) { c.send("40") }, ReasonProtocolError},
+		"misbehaves": {func(c *raw) { c.send("40"); c.wantClose(1002) }, ReasonProtocolError},
 	} {
 		t.Run(name, func(t *testing.T) {
 			app := newTestApp()
 			release := make(chan struct{})
-			ended := make(chan struct{})
 			app.connect = func(ctx context.Context, _ *Socket, _ json.RawMessage) (Admission, error) {
 				<-release
 				if tc.want != ReasonClient {
@@ -184,7 +183,6 @@ func TestEndWhileAdmitting(t *testing.T) {
 			c := dial(t, url)
 			c.send("40", `42["a"]`, `42["b"]`)
 			tc.end(c)
-			close(ended)
 			close(release)
 			wantReason(t, app, tc.want)
 			if len(calls) != 2 || <-calls != "a" || <-calls != "b" {

@@ -86,8 +86,8 @@ func FuzzSplit(f *testing.F) {
 		f.Add([]byte(s)[1:])
 	}
 	f.Fuzz(func(_ *testing.T, b []byte) {
-		SplitArgs(b)  //nolint:errcheck // only that it returns
-		SplitEvent(b) //nolint:errcheck // only that it returns
+		SplitArgs(b)  // only that it returns
+		SplitEvent(b) // only that it returns
 	})
 }
 

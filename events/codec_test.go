@@ -1,0 +1,156 @@
+package events
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var write = flag.Bool("write-stored", false, "store the examples of event types that have none yet")
+
+// examples has one of each type with every field set, so that a field which is lost on the way is noticed.
+var examples = []Event{
+	ReplicaStarted{Instance: "r1", Incarnation: "01J9ZZZZZZZZZZZZZZZZZZZZZA", URL: "http://r1:8080", Slot: 7, Understands: 1},
+	ReplicaStopped{Instance: "r1", Incarnation: "01J9ZZZZZZZZZZZZZZZZZZZZZA"},
+	ReplicaLost{Instance: "r1", Incarnation: "01J9ZZZZZZZZZZZZZZZZZZZZZA", SilentMs: 4000, Reason: "lease"},
+	PeerConnected{User: "u/1", Peer: "p", Connection: "01J9ZZZZZZZZZZZZZZZZZZZZZC", Instance: "r1", Session: "sid", Recovery: "pid", Recovered: true, Anonymous: true},
+	PeerDisconnected{User: "u/1", Peer: "p", Connection: "01J9ZZZZZZZZZZZZZZZZZZZZZC", Reason: "transport-close", SessionEnded: true},
+	PeerGone{User: "u/1", Peer: "p", Connection: "01J9ZZZZZZZZZZZZZZZZZZZZZC"},
+	PeerForgotten{User: "u/1", Peer: "p", Connection: "01J9ZZZZZZZZZZZZZZZZZZZZZC", Methods: []string{"a", "b"}},
+	MethodRegistered{User: "u/1", Method: "m", Peer: "p", Session: "sid", Connection: "01J9ZZZZZZZZZZZZZZZZZZZZZC", ReplaySafe: true},
+	MethodUnregistered{User: "u/1", Method: "m", Peer: "p", Session: "sid", Reason: "grace"},
+	RegistrationsLapsed{User: "u/1", Peer: "p", Connection: "01J9ZZZZZZZZZZZZZZZZZZZZZC"},
+}
+
+// Every stored form that was ever written must be read for ever: testdata has one of each type and schema.
+func TestStoredEventsAreReadForEver(t *testing.T) {
+	found := map[string]bool{}
+	for _, e := range examples {
+		enc, err := Encode(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[enc.Type] = true
+		file := filepath.Join("testdata", fmt.Sprintf("%s.%d.json", enc.Type, enc.Schema))
+		if *write {
+			if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
+				var b bytes.Buffer
+				_ = json.Indent(&b, enc.Data, "", "  ")
+				b.WriteByte('\n')
+				if err := os.WriteFile(file, b.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		stored, err := os.ReadFile(file)
+		if err != nil {
+			t.Errorf("%v (a new event type or schema: go test ./events -write-stored)", err)
+			continue
+		}
+		got, err := Decode(Encoded{Type: enc.Type, Schema: enc.Schema, Data: stored})
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		if diff := cmp.Diff(e, got); diff != "" {
+			t.Errorf("%s is read as something else (-want +got):\n%s", file, diff)
+		}
+		var compact bytes.Buffer
+		_ = json.Compact(&compact, stored)
+		if compact.String() != string(enc.Data) {
+			t.Errorf("%s: the stored form has changed without a new schema number:\nstored  %s\nwritten %s", file, compact.String(), enc.Data)
+		}
+		assertNoZeroField(t, e)
+	}
+	for _, name := range Names() {
+		if !found[name] {
+			t.Errorf("event type %s has no example", name)
+		}
+	}
+	files, _ := filepath.Glob("testdata/*.json")
+	for _, file := range files {
+		name, _, _ := strings.Cut(filepath.Base(file), ".")
+		if !found[name] {
+			t.Errorf("%s: its event type is gone, but logs still hold it", file)
+		}
+	}
+}
+
+func assertNoZeroField(t *testing.T, e Event) {
+	t.Helper()
+	v := reflect.ValueOf(e)
+	for i := range v.NumField() {
+		if v.Field(i).IsZero() {
+			t.Errorf("the example of %T leaves %s at its zero value", e, v.Type().Field(i).Name)
+		}
+	}
+}
+
+func TestUnknownTypesAndSchemasAreErrors(t *testing.T) {
+	for _, enc := range []Encoded{
+		{Type: "never-heard-of", Schema: 1, Data: []byte("{}")},
+		{Type: "peer-gone", Schema: 99, Data: []byte("{}")},
+	} {
+		if _, err := Decode(enc); !errors.Is(err, ErrUnknown) {
+			t.Errorf("Decode(%v) = %v, want ErrUnknown", enc, err)
+		}
+	}
+	if _, err := Decode(Encoded{Type: "peer-gone", Schema: 1, Data: []byte("[")}); err == nil || errors.Is(err, ErrUnknown) {
+		t.Errorf("damaged data: %v, want an error that is not ErrUnknown", err)
+	}
+}
+
+func TestAggregatesOfDifferentThingsDiffer(t *testing.T) {
+	if a, b := PeerKey("a/b", "c"), PeerKey("a", "b/c"); a == b {
+		t.Errorf("two peers share the aggregate %s", a)
+	}
+	if a, b := PeerKey("a%2Fb", "c"), PeerKey("a/b", "c"); a == b {
+		t.Errorf("two peers share the aggregate %s", a)
+	}
+}
+
+func TestPositions(t *testing.T) {
+	p, err := ParsePosition("1700000000000-3")
+	if err != nil || p != (Position{Ms: 1700000000000, Seq: 3}) {
+		t.Fatalf("ParsePosition = %v, %v", p, err)
+	}
+	for _, bad := range []string{"", "5", "-", "1-", "-1", "1-x", "a-1", "1-1-1", "99999999999999999999-0"} {
+		if _, err := ParsePosition(bad); err == nil {
+			t.Errorf("ParsePosition(%q) succeeded", bad)
+		}
+	}
+	if !(Position{Ms: 1, Seq: 9}).Before(Position{Ms: 2}) || (Position{Ms: 2}).Before(Position{Ms: 1, Seq: 9}) || p.Before(p) {
+		t.Error("positions are out of order")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, e := range examples {
+		enc, _ := Encode(e)
+		f.Add(enc.Type, enc.Data)
+	}
+	f.Fuzz(func(t *testing.T, name string, data []byte) {
+		e, err := Decode(Encoded{Type: name, Schema: 1, Data: data})
+		if err != nil {
+			return
+		}
+		e.Writes()
+		e.Ends()
+		enc, err := Encode(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Decode(enc); err != nil {
+			t.Fatalf("what was decoded and encoded is not readable: %v", err)
+		}
+	})
+}
