@@ -49,25 +49,6 @@ export function gate() {
   return { opened, open };
 }
 
-// loop runs `once` again and again: one after another, or every `every` ms without waiting for the former. An
-// assertion that fails in it counts as a failed answer.
-export function loop(once, { every = 0 } = {}) {
-  const results = [];
-  const pending = new Set();
-  let on = true;
-  const done = (async () => {
-    while (on) {
-      const run = once(results.length)
-        .catch((err) => ({ ok: false, code: 'ASSERTION', error: err.message }))
-        .then((r) => { results.push(r); pending.delete(run); });
-      pending.add(run);
-      await (every ? sleep(every) : run);
-    }
-    await Promise.all(pending);
-  })();
-  return { results, async stop() { on = false; await done; return results; } };
-}
-
 export function tally(results) {
   const codes = {};
   for (const r of results) codes[r.ok ? 'ok' : `${r.code}: ${r.error}`] = (codes[r.ok ? 'ok' : `${r.code}: ${r.error}`] ?? 0) + 1;
@@ -292,9 +273,9 @@ export const drop = (socket) => socket.io.engine.close();
 // vanish is drop for good, as when the client's process dies.
 export const vanish = (socket) => { socket.io.reconnection(false); drop(socket); };
 
-// Clients are the clients of one scenario; close ends them all.
+// Clients are the clients of one scenario and their loops of calls; close ends them all.
 export class Clients {
-  constructor(urls) { this.urls = urls; this.all = []; }
+  constructor(urls) { Object.assign(this, { urls, all: [], loops: [] }); }
 
   // client connects to replica i, and after a loss to the next one, as behind a load balancer. It keeps count:
   // .at is the replica it is going to, .ends are the reasons of its disconnects, .refusals its connect errors.
@@ -331,7 +312,31 @@ export class Clients {
     return socket;
   }
 
-  close() { for (const socket of this.all) socket.close(); }
+  // loop runs `once` again and again: one after another, or every `every` ms without waiting for the former. An
+  // assertion that fails in it counts as a failed answer.
+  loop(once, { every = 0 } = {}) {
+    const results = [];
+    const pending = new Set();
+    let on = true;
+    const done = (async () => {
+      while (on) {
+        const run = once(results.length)
+          .catch((err) => ({ ok: false, code: 'ASSERTION', error: err.message }))
+          .then((r) => { results.push(r); pending.delete(run); });
+        pending.add(run);
+        await (every ? sleep(every) : run);
+      }
+      await Promise.all(pending);
+    })();
+    const running = { results, async stop() { on = false; await done; return results; } };
+    this.loops.push(running);
+    return running;
+  }
+
+  close() {
+    for (const running of this.loops) void running.stop();
+    for (const socket of this.all) socket.close();
+  }
 }
 
 // --- suites -----------------------------------------------------------------------
@@ -341,7 +346,10 @@ export class Clients {
 export function suite(options) {
   const cluster = new Cluster(options);
   let started;
-  after(() => cluster.stop());
+  after(async () => {
+    await cluster.stop();
+    setTimeout(() => { console.error('the tests are over, but something keeps their process running'); process.exit(1); }, 10_000).unref();
+  });
 
   const scene = (play, others = () => []) => async (t) => {
     await (started ??= cluster.start());

@@ -65,7 +65,8 @@ func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Res
 	for try := 0; try < maxTries; try++ {
 		d, app, generation, err := r.decide(c, id)
 		var refusal *commands.Refusal
-		unsure := d.Doubt || errors.As(err, &refusal) && refusal.Doubt
+		// That nothing needs to change is trusted only on the newest state: what was so may be so no longer.
+		unsure := d.Doubt || errors.As(err, &refusal) && refusal.Doubt || err == nil && len(d.Events) == 0
 		if unsure && !caughtUp {
 			if err := r.CatchUp(ctx); err != nil {
 				return Result{}, err

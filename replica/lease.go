@@ -12,8 +12,14 @@ import (
 	"holdfast/store"
 )
 
-// beatsPerLease is how many beats fit into a lease: several may fail before it runs out.
-const beatsPerLease = 8
+const (
+	// beatsPerLease is how many beats fit into a lease: several may fail before it runs out.
+	beatsPerLease = 8
+	// sightings is how many beats in a row must find another replica's lease gone before that is declared lost.
+	// One that only lost its lease, not its life, has made it again by then. With it, a killed replica is
+	// declared lost 1 + 3/8 leases after its last beat at the latest: 5.5 s.
+	sightings = 3
+)
 
 // takeLease waits until the lease of a dead predecessor has run out. A lease that is renewed meanwhile
 // belongs to a living process under the same name: that is an error.
@@ -61,8 +67,8 @@ func (r *Replica) beat(ctx context.Context, l *life) error {
 	every := r.cfg.LeaseTTL / beatsPerLease
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	var lost sync.WaitGroup
-	defer lost.Wait()
+	w := watch{absent: map[string]int{}}
+	defer w.group.Wait()
 	for {
 		var others []projections.Replica
 		r.View(func(s *projections.State) {
@@ -72,7 +78,7 @@ func (r *Replica) beat(ctx context.Context, l *life) error {
 				}
 			}
 		})
-		if err := r.beatOnce(ctx, l, others, &lost); err != nil {
+		if err := r.beatOnce(ctx, l, others, &w); err != nil {
 			return err
 		}
 		select {
@@ -83,7 +89,13 @@ func (r *Replica) beat(ctx context.Context, l *life) error {
 	}
 }
 
-func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Replica, lost *sync.WaitGroup) error {
+// watch is what the beats have seen of the other replicas.
+type watch struct {
+	absent map[string]int // incarnation → beats in a row that found its lease gone
+	group  sync.WaitGroup // losses being declared
+}
+
+func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Replica, w *watch) error {
 	instances := make([]string, len(others))
 	for i, o := range others {
 		instances[i] = o.Instance
@@ -115,6 +127,7 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 		r.log.Warn().Msg("this replica's lease or inbox had vanished from the store and was made again")
 		r.metrics.Anomalies.With("lease-or-inbox-vanished").Inc()
 		r.suspect.Store(true)
+		r.healthy.Store(now.UnixNano()) // the others' leases may have vanished with it
 		for _, li := range r.listeners {
 			li.Receive(nil, true)
 		}
@@ -128,9 +141,13 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 	}
 	for _, o := range others {
 		if b.Alive[o.Instance] {
+			delete(w.absent, o.Incarnation)
 			continue
 		}
-		lost.Go(func() { r.declareLost(ctx, o) })
+		w.absent[o.Incarnation]++
+		if w.absent[o.Incarnation]%sightings == 0 { // and again, should the declaration have failed
+			w.group.Go(func() { r.declareLost(ctx, o) })
+		}
 	}
 	return nil
 }

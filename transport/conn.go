@@ -112,8 +112,8 @@ func (c *conn) closed() {
 	for _, dropped := range c.out.drop() {
 		c.srv.guard("dropped", dropped)
 	}
+	c.srv.forget(c, reason) // before end, so that who is told the end finds it counted
 	c.handler.end(reason)
-	c.srv.forget(c, reason)
 }
 
 // received handles a text frame.
