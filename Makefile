@@ -15,8 +15,7 @@ FUZZTIME ?= 30s
 REPORTER ?= spec
 # Two files of tests at a time: more would starve the ones that measure time.
 E2E_JOBS ?= 2
-# The longest first, so that two jobs end together.
-E2E      ?= transitions.test.mjs rpc.test.mjs store.test.mjs admission.test.mjs cli.test.mjs
+E2E      ?= *.test.mjs
 
 GO_FILES = $(shell find . -name '*.go' -not -path './e2e/node_modules/*')
 

@@ -29,8 +29,8 @@ type ReplicaLost struct {
 	Reason   string `json:"reason"` // "lease", "restarted", "emptied"
 }
 
-// Slots is how many replicas of one namespace can live at a time: the slot takes 8 of an ack id's 31 bits.
-const Slots = 256
+// Slots is how many replicas of one namespace can live at a time: the slot takes 7 of an ack id's 31 bits.
+const Slots = 128
 
 func (ReplicaStarted) event() {}
 func (ReplicaStopped) event() {}

@@ -97,12 +97,25 @@ type ackKey struct {
 	id   uint32
 }
 
-// An ack id is a replica's slot and a number that this replica counts for each peer. It names the call's
-// owner, and it comes again only after 8 million requests of one replica to one peer: later than any
-// call lasts.
-const ackBits = 23
+// An ack id is a replica's slot, a number that this replica counts for each peer, and a bit that says whether
+// the call has a record. So it tells whoever gets the ack where to take it, and it comes again only after 8
+// million requests of one replica to one peer: later than any call lasts.
+const (
+	countBits = 23
+	slotShift = countBits + 1
+)
 
-func slotOf(id uint32) int { return int(id >> ackBits) }
+func slotOf(id uint32) int { return int(id >> slotShift) }
+
+func hasRecord(id uint32) bool { return id&1 == 1 }
+
+func ackID(slot int, count uint32, record bool) uint32 {
+	id := uint32(slot)<<slotShift | count<<1
+	if record {
+		id |= 1
+	}
+	return id
+}
 
 // Call runs a call and tells done its outcome, once; done must not block. When the caller's connection ends
 // before, done is not told.
@@ -300,9 +313,9 @@ func (r *Relay) number(c *call) bool {
 		return false
 	}
 	for {
-		n := (r.ackIDs[c.target] + 1) & (1<<ackBits - 1)
+		n := (r.ackIDs[c.target] + 1) & (1<<countBits - 1)
 		r.ackIDs[c.target] = n
-		key := ackKey{peer: c.target, id: uint32(slot)<<ackBits | n}
+		key := ackKey{peer: c.target, id: ackID(slot, n, c.key != nil)}
 		if key.id == 0 || r.acks[key] != nil {
 			continue
 		}
@@ -358,8 +371,8 @@ func (r *Relay) answer(peer projections.PeerID, id uint32, result []byte) {
 		r.end(c, success(result), true)
 	}
 	r.mu.Unlock()
-	if c == nil {
-		r.answerForTheDead(peer, id, result)
+	if c == nil && hasRecord(id) {
+		r.recordAnswer(peer, id, result)
 	}
 }
 

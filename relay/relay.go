@@ -254,12 +254,14 @@ func (r *Relay) Answer(s *replica.Session, id uint64, result json.RawMessage) {
 	}
 	var owner projections.Slot
 	r.rep.View(func(st *projections.State) { owner = st.Slot(slot) })
-	if owner.Live && r.send(owner.Instance, envelope{
-		Kind: kindAnswer, Number: uint64(number), User: s.User, Peer: s.Peer, Body: result,
-	}, true, nil) {
-		return
+	if owner.Live {
+		r.send(owner.Instance, envelope{
+			Kind: kindAnswer, Number: uint64(number), User: s.User, Peer: s.Peer, Body: result,
+		}, true, nil)
 	}
-	r.answerForTheDead(s.ID(), number, result)
+	if hasRecord(number) { // the owner may be dead, whether or not it is known to be
+		r.recordAnswer(s.ID(), number, result)
+	}
 }
 
 // send puts an envelope on its way to a replica; false if that does not live.

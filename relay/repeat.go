@@ -263,13 +263,13 @@ func (r *Relay) joined(e envelope) {
 	}
 }
 
-// answerForTheDead takes an ack to a call whose first owner lives no more: to the replica that adopted it, or
-// into its record. Calls without an id have none, and their acks end here.
-func (r *Relay) answerForTheDead(peer projections.PeerID, id uint32, result []byte) {
+// recordAnswer writes an answer into the record of its call, wherever that is run and whether or not its owner
+// still lives, and tells those who wait for it: who joined, and who adopted it.
+func (r *Relay) recordAnswer(peer projections.PeerID, id uint32, result []byte) {
 	select {
 	case r.lookups <- struct{}{}:
 	default:
-		return // so many strays at a time are not worth the store's time
+		return // so many at a time are left to the owners
 	}
 	r.mu.Lock()
 	ctx := r.ctx
@@ -283,17 +283,20 @@ func (r *Relay) answerForTheDead(peer projections.PeerID, id uint32, result []by
 		if err != nil || !ok || rec.Done {
 			return
 		}
-		self, _, alive := r.rep.Self()
-		if live, ok := r.inboxOf(rec.Owner.Instance); ok && live == rec.Owner && (!alive || live != self) {
+		ack := success(result).Ack
+		joiners, finished, err := r.rep.Store().FinishCall(ctx, key, store.Inbox{}, ack, KeepResult)
+		if err != nil || !finished {
+			return
+		}
+		r.tellJoiners(joiners, ack)
+		if self, _, ok := r.rep.Self(); ok && rec.Owner == self {
+			r.answer(peer, id, result)
+			return
+		}
+		if live, ok := r.inboxOf(rec.Owner.Instance); ok && live == rec.Owner {
 			r.send(rec.Owner.Instance, envelope{
 				Kind: kindAnswer, Number: uint64(id), User: peer.User, Peer: peer.Peer, Body: result,
 			}, true, nil)
-			return
-		}
-		ack := success(result).Ack
-		joiners, finished, err := r.rep.Store().FinishCall(ctx, key, rec.Owner, ack, KeepResult)
-		if err == nil && finished {
-			r.tellJoiners(joiners, ack)
 		}
 	}()
 }

@@ -14,6 +14,7 @@ const (
 
 // readInbox hands the messages of the inbox to the listeners, in order, and notices those that are missing.
 func (r *Replica) readInbox(ctx context.Context, l *life) error {
+	pause := time.Duration(0)
 	for ctx.Err() == nil {
 		after := l.consumed.Load()
 		messages, err := r.st.ReadInbox(ctx, l.inbox, after, inboxBatch, inboxBlock)
@@ -21,8 +22,14 @@ func (r *Replica) readInbox(ctx context.Context, l *life) error {
 			if ctx.Err() == nil {
 				r.log.Debug().Err(err).Msg("read inbox")
 			}
-			continue // the store holds a failing reader back
+			pause = min(max(2*pause, 20*time.Millisecond), time.Second)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
+			continue
 		}
+		pause = 0
 		if len(messages) == 0 {
 			continue
 		}

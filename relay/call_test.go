@@ -1,0 +1,423 @@
+package relay
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/projections"
+)
+
+// The table of the protocol, across two replicas and on one.
+func onOneAndTwoReplicas(t *testing.T, f func(t *testing.T, w *world, daemonAt, callerAt *testNode)) {
+	for _, n := range []int{1, 2} {
+		t.Run(fmt.Sprintf("%d replicas", n), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, n)
+			f(t, w, w.nodes[0], w.nodes[n-1])
+			w.quiet()
+		})
+	}
+}
+
+func TestCallIsAnswered(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false)
+		for i := range 20 {
+			call := c.call(Request{Method: "m", Params: []byte(fmt.Sprintf(`{"n":%d}`, i))})
+			r := d.request()
+			if r.Method != "m" || string(r.Params) != fmt.Sprintf(`{"n":%d}`, i) || r.ID == "" {
+				t.Fatalf("request %+v", r)
+			}
+			d.answer(r, fmt.Sprint(i))
+			call.wants("", fmt.Sprint(i))
+		}
+	})
+}
+
+func TestMethodNobodyHolds(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, _, from *testNode) {
+		from.connect("c", "").call(Request{Method: "none"}).wants(CodeNotAvailable, "")
+	})
+}
+
+func TestSameConnection(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, _ *testNode) {
+		d := at.connect("d", "")
+		d.register("m", false)
+		d.call(Request{Method: "m"}).wants(CodeSameSocket, "")
+		d.noRequest()
+	})
+}
+
+func TestHandlerDoesNotAnswer(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false)
+		started := time.Now()
+		c.call(Request{Method: "m", Timeout: 150 * time.Millisecond}).wants(CodeTimeout, "")
+		if took := time.Since(started); took < 150*time.Millisecond {
+			t.Errorf("timed out after %s", took)
+		}
+		r := d.request()
+		if name := <-d.events; name != "rpc-cancel" {
+			t.Errorf("the handler got %s, want rpc-cancel", name)
+		}
+		d.answer(r, "1") // late: completes nothing
+	})
+}
+
+func TestCallerLeaves(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false)
+		call := c.call(Request{Method: "m"})
+		d.request()
+		c.leave(false)
+		if name := <-d.events; name != "rpc-cancel" {
+			t.Errorf("the handler got %s, want rpc-cancel", name)
+		}
+		call.pending()
+	})
+}
+
+func TestDaemonAwayCallIsHeldAndServed(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false)
+		d.leave(false)
+		w.settle()
+		call := c.call(Request{Method: "m"})
+		back := from.connect("d", d.session.PID)
+		if !back.session.Recovered {
+			t.Fatal("not recovered")
+		}
+		back.answer(back.request(), `"held"`)
+		call.wants("", `"held"`)
+	})
+}
+
+func TestDaemonAwayForGoodHeldCallFailsWithTheGrace(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		for _, wish := range []bool{false, true} {
+			d, c := at.connect("d", ""), from.connect("c", "")
+			d.register("m", false)
+			left := time.Now()
+			d.leave(wish)
+			w.settle()
+			c.call(Request{Method: "m"}).wants(CodeNotAvailable, "")
+			if took := time.Since(left); took < testGrace-50*time.Millisecond || took > testGrace+3*time.Second {
+				t.Errorf("failed after %s, the grace is %s", took, testGrace)
+			}
+			w.eventually("not available everywhere", func() bool { return from.availability("m") == projections.NotAvailable })
+		}
+	})
+}
+
+func TestLateAckOverTheNewConnectionCompletesTheCall(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false)
+		call := c.call(Request{Method: "m"})
+		r := d.request()
+		d.leave(false)
+		back := from.connect("d", d.session.PID) // on the other replica
+		w.settle()
+		call.pending()
+		back.answer(r, `"late"`)
+		call.wants("", `"late"`)
+		back.noRequest() // it was not asked twice
+	})
+}
+
+func TestLateAckWhileTheFormerConnectionIsHalfOpen(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false)
+		call := c.call(Request{Method: "m"})
+		r := d.request()
+		back := from.connect("d", d.session.PID)
+		if recovered := <-d.replaced; !recovered {
+			t.Error("the half-open connection was told of another client")
+		}
+		d.leave(false) // its end comes late and changes nothing
+		back.answer(r, `"late"`)
+		call.wants("", `"late"`)
+		if a := from.availability("m"); a != projections.Available {
+			t.Errorf("the late end of the former connection made the method unavailable (%d)", a)
+		}
+	})
+}
+
+func TestLateAckThatNeverComes(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false)
+		call := c.call(Request{Method: "m"})
+		d.request()
+		d.leave(false)
+		back := from.connect("d", d.session.PID)
+		returned := time.Now()
+		call.wants(CodeTargetLost, "")
+		if took := time.Since(returned); took < testLateAck-50*time.Millisecond {
+			t.Errorf("given up %s after the return, want %s", took, testLateAck)
+		}
+		back.noRequest()
+	})
+}
+
+func TestDaemonComesBackAsANewProcess(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false)
+		call := c.call(Request{Method: "m", Timeout: time.Minute})
+		d.request()
+		d.leave(false)
+		started := time.Now()
+		fresh := from.connect("d", "")
+		call.wants(CodeTargetLost, "")
+		if took := time.Since(started); took > testGrace/2 {
+			t.Errorf("known at once, told after %s", took)
+		}
+		fresh.noRequest()
+	})
+}
+
+func TestDaemonGoneWithTheRequest(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		for _, wish := range []bool{false, true} {
+			d, c := at.connect("d", ""), from.connect("c", "")
+			d.register("m", false)
+			call := c.call(Request{Method: "m", Timeout: time.Minute})
+			d.request()
+			left := time.Now()
+			d.leave(wish)
+			call.wants(CodeTargetLost, "")
+			if took := time.Since(left); took < testGrace-50*time.Millisecond || took > testGrace+3*time.Second {
+				t.Errorf("lost after %s, the grace is %s", took, testGrace)
+			}
+			c.call(Request{Method: "m"}).wants(CodeNotAvailable, "")
+		}
+	})
+}
+
+func TestReplaySafeIsSentAgain(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", true)
+		t.Log("to the recovered session")
+		call := c.call(Request{Method: "m"})
+		first := d.request()
+		d.leave(false)
+		back := from.connect("d", d.session.PID)
+		second := back.request()
+		if second.ID != first.ID {
+			t.Errorf("sent again under id %s, first %s", second.ID, first.ID)
+		}
+		back.answer(second, "2")
+		call.wants("", "2")
+
+		t.Log("to a new process, once it has registered")
+		call = c.call(Request{Method: "m"})
+		first = back.request()
+		back.leave(false)
+		fresh := at.connect("d", "")
+		w.settle()
+		fresh.noRequest()
+		call.pending()
+		fresh.register("m", true)
+		second = fresh.request()
+		if second.ID != first.ID {
+			t.Errorf("sent again under id %s, first %s", second.ID, first.ID)
+		}
+		fresh.answer(second, "3")
+		call.wants("", "3")
+
+		t.Log("to another peer that has taken over")
+		call = c.call(Request{Method: "m"})
+		fresh.request()
+		fresh.leave(false)
+		other := from.connect("e", "")
+		other.register("m", true)
+		other.answer(other.request(), "4")
+		call.wants("", "4")
+
+		t.Log("and a late ack of the first delivery counts")
+		call = c.call(Request{Method: "m"})
+		first = other.request()
+		other.leave(false)
+		again := at.connect("e", other.session.PID)
+		again.request()
+		again.answer(first, "5")
+		call.wants("", "5")
+	})
+}
+
+func TestReplaySafeWhoseDaemonIsGone(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", true)
+		call := c.call(Request{Method: "m"})
+		d.request()
+		d.leave(false)
+		call.wants(CodeTargetLost, "")
+	})
+}
+
+func TestRequestThatNeverLeftIsSentAgain(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		d.register("m", false) // not replay safe: it must not matter
+		d.mu.Lock()
+		d.deaf = true
+		d.mu.Unlock()
+		call := c.call(Request{Method: "m"})
+		w.settle()
+		call.pending()
+		back := at.connect("d", d.session.PID)
+		back.answer(back.request(), "1")
+		call.wants("", "1")
+		d.leave(false)
+	})
+}
+
+func TestAnswersNeverMix(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c := at.connect("d", ""), from.connect("c", "")
+		other := at.connect("x", "")
+		d.register("m", false)
+		a, b := c.call(Request{Method: "m", Params: []byte("1")}), c.call(Request{Method: "m", Params: []byte("2")})
+		ra, rb := d.request(), d.request()
+		if string(ra.Params) != "1" {
+			ra, rb = rb, ra
+		}
+		if ra.ack == rb.ack {
+			t.Fatal("two requests under one ack id")
+		}
+		other.answer(ra, `"forged"`) // another peer cannot complete it
+		d.answer(rb, "22")
+		b.wants("", "22")
+		d.answer(rb, "33") // twice: no call left for it
+		a.pending()
+		d.answer(ra, "11")
+		a.wants("", "11")
+	})
+}
+
+func TestAckIDsComeAgainLateAndOnlyWhenFree(t *testing.T) {
+	w := newWorld(t, 1)
+	d, c := w.nodes[0].connect("d", ""), w.nodes[0].connect("c", "")
+	d.register("m", false)
+	first := c.call(Request{Method: "m"})
+	r := d.request()
+	rel := w.nodes[0].relay
+	rel.mu.Lock()
+	rel.ackIDs[d.session.ID()] = (r.ack>>1)&(1<<countBits-1) - 1 // as after all others were given out
+	rel.mu.Unlock()
+	second := c.call(Request{Method: "m"})
+	r2 := d.request()
+	if r2.ack == r.ack {
+		t.Fatal("an ack id in flight was given out again")
+	}
+	d.answer(r2, "2")
+	second.wants("", "2")
+	d.answer(r, "1")
+	first.wants("", "1")
+	w.quiet()
+}
+
+func TestRegistrationMovesWhileACallIsInItsHandler(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, e, c := at.connect("d", ""), from.connect("e", ""), from.connect("c", "")
+		d.register("m", false)
+		call := c.call(Request{Method: "m"})
+		r := d.request()
+		e.register("m", false)
+		w.settle()
+		call.pending() // its handler lives
+		d.answer(r, "1")
+		call.wants("", "1")
+		call = c.call(Request{Method: "m"})
+		e.answer(e.request(), "2")
+		call.wants("", "2")
+	})
+}
+
+func TestReplicaOfTheDaemonDies(t *testing.T) {
+	w := newWorld(t, 2)
+	at, from := w.nodes[0], w.nodes[1]
+	d, c := at.connect("d", ""), from.connect("c", "")
+	d.register("m", false)
+	call := c.call(Request{Method: "m", Timeout: time.Minute})
+	r := d.request()
+	at.kill()
+	back := from.connect("d", d.session.PID)
+	back.answer(r, `"survived"`)
+	call.wants("", `"survived"`)
+	call = c.call(Request{Method: "m"})
+	back.answer(back.request(), "1")
+	call.wants("", "1")
+}
+
+func TestReplicaOfTheDaemonDiesAndNobodyComesBack(t *testing.T) {
+	w := newWorld(t, 2)
+	at, from := w.nodes[0], w.nodes[1]
+	d, c := at.connect("d", ""), from.connect("c", "")
+	d.register("m", false)
+	inHandler := c.call(Request{Method: "m", Timeout: time.Minute})
+	d.request()
+	at.kill()
+	inHandler.wants(CodeTargetLost, "")
+	w.eventually("the registration is gone", func() bool { return from.availability("m") == projections.NotAvailable })
+	started := time.Now()
+	c.call(Request{Method: "m"}).wants(CodeNotAvailable, "")
+	if took := time.Since(started); took > 100*time.Millisecond {
+		t.Errorf("not available after %s", took)
+	}
+}
+
+func TestFencedReplicaEndsItsCalls(t *testing.T) {
+	w := newWorld(t, 1)
+	n := w.nodes[0]
+	d, c := n.connect("d", ""), n.connect("c", "")
+	d.register("m", false)
+	call := c.call(Request{Method: "m"})
+	d.request()
+	n.relay.Fenced()
+	call.wants(CodeStoreUnavailable, "")
+	w.quiet()
+}
+
+func TestManyCallsAtOnce(t *testing.T) {
+	w := newWorld(t, 2)
+	d, c := w.nodes[0].connect("d", ""), w.nodes[1].connect("c", "")
+	d.register("m", false)
+	const n = 500
+	d.requests = make(chan testRequest, n)
+	stop := make(chan struct{})
+	var answering sync.WaitGroup
+	for range 4 {
+		answering.Go(func() {
+			for {
+				select {
+				case r := <-d.requests:
+					d.answer(r, string(r.Params))
+				case <-stop:
+					return
+				}
+			}
+		})
+	}
+	calls := make([]*testCall, n)
+	for i := range calls {
+		calls[i] = c.call(Request{Method: "m", Params: []byte(fmt.Sprint(i))})
+	}
+	for i, call := range calls {
+		call.wants("", fmt.Sprint(i))
+	}
+	close(stop)
+	answering.Wait()
+	w.quiet()
+}
