@@ -38,7 +38,7 @@ define need
 	if [ ! -e $$policy ]; then trap 'rm -f '$$policy EXIT; printf '#!/bin/sh\nexit 101\n' >$$policy; chmod +x $$policy; fi; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2) >/dev/null; \
-	command -v $(1) >/dev/null
+	command -v $(1) >/dev/null || { echo "make: $(1) is still missing" >&2; exit 1; }
 endef
 
 .PHONY: help build test bench hammer chaos fuzz lint clean tools check-format vet test-go test-e2e
@@ -93,8 +93,10 @@ test-e2e: e2e/node_modules/.package-lock.json
 bench:
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)
 
-hammer: tools build
-	$(call part,hammer,HOLDFAST_LONG=1 $(MAKE) test-e2e)
+# With the race detector in the servers; the tests look for its reports.
+hammer: tools
+	CGO_ENABLED=1 go build -race -o $(BINARY)-race .
+	$(call part,hammer,HOLDFAST_BIN=$(BINARY)-race HOLDFAST_LONG=1 $(MAKE) test-e2e)
 
 chaos: tools
 	$(call part,chaos,HOLDFAST_LONG=1 CGO_ENABLED=1 go test -race -count=1 -timeout 60m -run '$(RUN)' $(PKG))
@@ -111,4 +113,4 @@ lint: check-format vet
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint is not installed: only gofmt and go vet were run"; fi
 
 clean:
-	rm -rf $(BINARY) e2e/node_modules
+	rm -rf $(BINARY) $(BINARY)-race e2e/node_modules

@@ -5,7 +5,7 @@
 //   HOLDFAST_LONG   1: the long forms of the tests whose point is the time they last
 import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
-import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { closeSync, existsSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, statSync } from 'node:fs';
 import http from 'node:http';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
@@ -21,8 +21,11 @@ export const LONG = process.env.HOLDFAST_LONG === '1';
 export const root = dirname(dirname(fileURLToPath(import.meta.url)));
 export const workdir = mkdtempSync(join(tmpdir(), 'holdfast-e2e-'));
 
-// Whatever way this process ends, nothing that it started outlives it.
+// Whatever way this process ends, nothing that it started outlives it. setpriv makes the kernel see to that when
+// this process is killed and can do nothing itself; it keeps the pid.
 const running = new Set();
+const setpriv = ['/usr/bin/setpriv', '/bin/setpriv'].find(existsSync);
+const bound = (command, args) => (setpriv ? [setpriv, ['--pdeathsig', 'KILL', command, ...args]] : [command, args]);
 process.on('exit', () => {
   for (const child of running) child.kill('SIGKILL');
   rmSync(workdir, { recursive: true, force: true });
@@ -107,7 +110,7 @@ export class Process {
   start() {
     assert.ok(!this.alive, `${this.name} runs already`);
     const fd = openSync(this.output, 'a');
-    const child = spawn(this.command, this.args, { stdio: ['ignore', fd, fd], env: cleanEnv(this.env), cwd: this.cwd });
+    const child = spawn(...bound(this.command, this.args), { stdio: ['ignore', fd, fd], env: cleanEnv(this.env), cwd: this.cwd });
     closeSync(fd);
     running.add(child);
     this.child = child;
@@ -358,6 +361,7 @@ export function suite(options) {
     const from = new Map(processes().map((p) => [p, p.logSize]));
     try {
       await play(Object.assign(clients, { t, cluster, user: fresh('user') }));
+      for (const p of processes()) assert.doesNotMatch(p.log.slice(from.get(p) ?? 0), /^(panic: |fatal error: |WARNING: DATA RACE)/m, p.name);
     } catch (err) {
       for (const p of processes()) console.error(`--- ${p.name} during "${t.name}"\n${excerpt(p.log.slice(from.get(p) ?? 0))}`);
       throw err;

@@ -1,6 +1,6 @@
 // Calls while Redis is away, comes back, or has lost everything.
 import assert from 'node:assert/strict';
-import { ask, call, LONG, noFailure, sleep, suite, tally, waitFor } from './harness.mjs';
+import { ask, call, drop, LONG, noFailure, sleep, suite, tally, waitFor } from './harness.mjs';
 
 const patience = 5000; // --patience, how long a call or a change may wait for the log
 const bound = patience + 2000;
@@ -64,8 +64,8 @@ scenario('S1.16 a daemon that moves while Redis is away is callable soon after R
   const daemon = await x.daemon(0, x.user, { echo: (p) => p });
   const caller = await x.caller(1, x.user);
   await x.cluster.redis.kill();
-  daemon.io.engine.close();
-  await waitFor('the daemon has noticed', () => !daemon.connected || daemon.ends.length);
+  drop(daemon);
+  await waitFor('the daemon has noticed', () => daemon.ends.length);
   await sleep(3000);
   await x.cluster.redis.again();
   await waitFor('the daemon is callable', async () => (await call(caller, 'echo', 1, { timeout: 1000 })).ok);

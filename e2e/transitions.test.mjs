@@ -201,23 +201,26 @@ scenario('S1.21 a handler that may not be repeated runs at most once for each ca
   const daemon = await x.daemon(0, x.user, { once: async (p) => { runs.set(p, (runs.get(p) ?? 0) + 1); await sleep(30); return p; } });
   const callers = await Promise.all([0, 1, 1].map((i) => x.caller(i, x.user)));
   let calls = 0;
-  const loops = callers.map((c) => x.loop(async () => {
-    const n = ++calls;
-    const answer = await call(c, 'once', n, n % 2 ? { id: fresh('id') } : {});
-    if (answer.ok) { assert.equal(answer.result, n); assert.equal(runs.get(n), 1); }
-    return answer;
-  }, { every: 25 }));
-  for (let n = 1; n <= (LONG ? 60 : 8); n++) {
-    await sleep(300);
-    drop(daemon);
-    await waitFor('the daemon is back', () => daemon.registrations === n + 1);
+  for (let round = 0; round < (LONG ? 8 : 1); round++) {
+    const loops = callers.map((c) => x.loop(async () => {
+      const n = ++calls;
+      const answer = await call(c, 'once', n, n % 2 ? { id: fresh('id') } : {});
+      if (answer.ok) { assert.equal(answer.result, n); assert.equal(runs.get(n), 1); }
+      return answer;
+    }, { every: 25 }));
+    for (let n = 0; n < 8; n++) {
+      const before = daemon.registrations;
+      await sleep(300);
+      drop(daemon);
+      await waitFor('the daemon is back', () => daemon.registrations > before);
+    }
+    const back = performance.now();
+    const answers = (await Promise.all(loops.map((l) => l.stop()))).flat();
+    assert.ok(performance.now() - back < lateAck + 2000, `the last answer came ${Math.round(performance.now() - back)} ms after the last return`);
+    assert.deepEqual([...runs].filter(([, times]) => times > 1), [], 'calls that ran more than once');
+    assert.ok(answers.every((a) => a.ok || a.code === 'RPC_TARGET_LOST'), tally(answers));
+    assert.ok(answers.filter((a) => a.ok).length > answers.length / 2, tally(answers));
   }
-  const back = performance.now();
-  const answers = (await Promise.all(loops.map((l) => l.stop()))).flat();
-  assert.ok(performance.now() - back < lateAck + 2000, `the last answer came ${Math.round(performance.now() - back)} ms after the last return`);
-  assert.deepEqual([...runs].filter(([, times]) => times > 1), [], 'calls that ran more than once');
-  assert.ok(answers.every((a) => a.ok || a.code === 'RPC_TARGET_LOST'), tally(answers));
-  assert.ok(answers.filter((a) => a.ok).length > answers.length / 2, tally(answers));
 });
 
 scenario('S1.21 an id used again after its caller\'s replica was killed does not run the handler again', async (x) => {
@@ -241,8 +244,7 @@ scenario('S1.21 an id used again after its caller\'s replica was killed does not
   await sleep(500);
   second.open();
   const answer = await again;
-  if (!answer.ok) assert.equal(answer.code, 'RPC_TARGET_LOST', JSON.stringify(answer));
-  else assert.equal(answer.result, 'done 2');
+  assert.equal(answer.result, 'done 2', JSON.stringify(answer));
   assert.ok(answer.ms < 10_000, `${answer.ms} ms`);
   assert.equal(daemon.requests.length, 2, 'one run for one id');
 });

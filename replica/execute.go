@@ -310,8 +310,13 @@ func (r *Replica) awaitState(ctx context.Context, reached func(*projections.Stat
 }
 
 // CatchUp returns once this replica has applied everything that was in the log when CatchUp was called.
-// Callers that arrive together share one look at the log's head.
-func (r *Replica) CatchUp(ctx context.Context) error { return r.barriers.wait(ctx) }
+// Callers that arrive together share one look at the log's head. It fails when that takes longer than the
+// patience.
+func (r *Replica) CatchUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Patience)
+	defer cancel()
+	return r.barriers.wait(ctx)
+}
 
 // barrier shares looks at the head: whoever arrives while one is under way waits for the next, since the one
 // under way may have looked too early for him.
@@ -369,6 +374,7 @@ func (b *barrier) run() {
 		ctx, cancel := context.WithTimeout(context.Background(), b.r.cfg.Patience)
 		l.head, l.err = b.r.st.Head(ctx)
 		cancel()
+		b.r.noteHead(l.head.Position)
 		close(l.done)
 	}
 }

@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	pageSize  = 1000 // records read at a time; the figure at which Redis's streams read fastest
-	feedBlock = 2 * time.Second
+	pageSize = 1000 // records read at a time; the figure at which Redis's streams read fastest
+	// feedBlock bounds how long entries can go unnoticed that the group has skipped and nothing follows.
+	feedBlock = 500 * time.Millisecond
 )
 
 // errGap and errForked are what the chain of tokens tells: entries are missing between what was applied and
@@ -79,7 +80,7 @@ func (r *Replica) follow(ctx context.Context, l *life) error {
 				err = errors.Join(err, e)
 			}
 		}
-		if err == nil && r.suspect.Swap(false) {
+		if err == nil && (r.suspect.Swap(false) || len(records) == 0 && r.behind()) {
 			err = r.recheck(ctx)
 		}
 		switch {
@@ -105,6 +106,22 @@ func (r *Replica) follow(ctx context.Context, l *life) error {
 		}
 	}
 	return nil
+}
+
+// noteHead remembers how far the log is known to go.
+func (r *Replica) noteHead(at events.Position) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.head.Before(at) {
+		r.head = at
+	}
+}
+
+// behind reports whether the log is known to go further than what was applied.
+func (r *Replica) behind() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.state.Position.Before(r.head)
 }
 
 // recheck makes sure that the state belongs to the log as it stands, and that the group exists.
@@ -264,6 +281,7 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 	r.mu.Lock()
 	r.state = state
 	r.generation++
+	r.head = events.Position{}
 	r.recent = tokenRing{}
 	r.announce()
 	r.mu.Unlock()

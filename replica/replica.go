@@ -50,7 +50,8 @@ type Replica struct {
 
 	mu         sync.RWMutex // guards what follows
 	state      *projections.State
-	generation uint64 // counts rebuilds: positions of different generations do not compare
+	head       events.Position // the furthest that the log is known to go
+	generation uint64          // counts rebuilds: positions of different generations do not compare
 	moved      chan struct{}
 	recent     tokenRing
 	causes     map[ulid.ULID]chan struct{} // own appends whose entry has not been seen
