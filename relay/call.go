@@ -21,6 +21,7 @@ const (
 	CodeTimeout          = "RPC_TIMEOUT"
 	CodeSameSocket       = "RPC_SAME_SOCKET"
 	CodeBadRequest       = commands.CodeBadRequest
+	CodeRateLimited      = "RATE_LIMITED"
 	CodeStoreUnavailable = commands.CodeStoreUnavailable
 )
 
@@ -134,6 +135,10 @@ func (r *Relay) Call(s *replica.Session, req Request, done func(Outcome)) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(r.byCaller[s.Connection]) >= MaxRunning {
+		done(failure(CodeRateLimited, "Too many calls of this connection are under way"))
+		return
+	}
 	r.next++
 	c.number = r.next
 	r.calls[c.number] = c
@@ -507,11 +512,12 @@ func (r *Relay) cancel(c *call) {
 	case !p.Connected || p.Session != c.session:
 	case p.Instance == r.rep.Instance():
 		if s := r.rep.Session(p.Connection); s != nil {
+			s.Handed.Remove(c.ack)
 			s.Link.Emit("rpc-cancel", cancelBody(c.id))
 		}
 	default:
 		r.send(p.Instance, envelope{
-			Kind: kindCancel, User: p.User, Peer: p.PeerID.Peer, Connection: p.Connection, ID: c.id,
+			Kind: kindCancel, Number: uint64(c.ack), User: p.User, Peer: p.PeerID.Peer, Connection: p.Connection, ID: c.id,
 		}, false, nil)
 	}
 }

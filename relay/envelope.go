@@ -25,7 +25,7 @@ const (
 	kindRequest     kind = 1 // deliver Body to Connection with ack id Number
 	kindAnswer      kind = 2 // the peer has acknowledged Number with Body
 	kindUndelivered kind = 3 // the request Number certainly did not leave for Connection
-	kindCancel      kind = 4 // tell Connection that the caller of request ID is gone
+	kindCancel      kind = 4 // tell Connection that the caller of request ID, which has ack id Number, is gone
 	kindJoined      kind = 5 // the outcome, Body, of the call that call Number has joined
 	kindQuery       kind = 6 // is request Number still with Connection?
 	kindUnknown     kind = 7 // answer to kindQuery: it is not

@@ -27,6 +27,8 @@ const (
 	// KeepResult is how long the outcome of a call with an id is kept for a repeat.
 	KeepResult = 2 * time.Minute
 	MaxIDBytes = 256 // of a call's id
+	// MaxRunning bounds the calls that one connection may have under way; more fail with RATE_LIMITED.
+	MaxRunning = 10_000
 )
 
 // Config is what the relay needs to know.
@@ -188,6 +190,7 @@ func (r *Relay) Receive(messages []store.Message, lost bool) {
 			r.undelivered(e)
 		case kindCancel:
 			if s := r.rep.Session(e.Connection); s != nil {
+				s.Handed.Remove(uint32(e.Number))
 				s.Link.Emit("rpc-cancel", cancelBody(e.ID))
 			}
 		case kindJoined:

@@ -178,6 +178,13 @@ func (r *Replica) actOnDue(ctx context.Context, _ *life) error {
 }
 
 func (r *Replica) expire(ctx context.Context, id projections.PeerID) {
+	r.mu.RLock()
+	if at := commands.NextDue(r.state, id, r.cfg.Graces); at.IsZero() || at.After(r.Now()) {
+		r.plan(id) // back, or it has become later meanwhile
+		r.mu.RUnlock()
+		return
+	}
+	r.mu.RUnlock()
 	res, err := r.Execute(ctx, commands.ExpirePeer{User: id.User, Peer: id.Peer, Now: r.Now(), Graces: r.cfg.Graces})
 	if err != nil {
 		r.log.Debug().Err(err).Str("user", id.User).Str("peer", id.Peer).Msg("a deadline could not be acted on; trying again")

@@ -163,6 +163,7 @@ func (r *Replica) declareLost(ctx context.Context, o projections.Replica) {
 		return
 	}
 	if len(res.Decision.Events) > 0 {
+		r.dropInbox(ctx, store.Inbox{Instance: o.Instance, Incarnation: o.Incarnation})
 		r.log.Warn().Str("lost", o.Instance).Str("incarnation", o.Incarnation).
 			Msg("a replica's lease is gone: it is declared lost")
 	}

@@ -94,6 +94,9 @@ func (r *Replica) missing() []func(context.Context) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, s := range admitted {
+		if s.replaced.Load() {
+			continue
+		}
 		p, ok := r.state.Peer(s.ID())
 		lost := !ok || p.Connection != s.Connection || !p.Connected
 		var methods []commands.RegisterMethod

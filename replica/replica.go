@@ -137,6 +137,12 @@ func (r *Replica) View(f func(*projections.State)) {
 // Now is the store's time, as far as this replica knows it.
 func (r *Replica) Now() time.Time { return time.Now().Add(time.Duration(r.offset.Load())) }
 
+// NewConnection makes the id of a connection. Its order is that of the store's clock, so that of two
+// connections of a peer the later one is known, whatever the replicas' clocks say.
+func (r *Replica) NewConnection() string {
+	return ulid.MustNew(ulid.Timestamp(r.Now()), ulid.DefaultEntropy()).String()
+}
+
 // Self is the present incarnation's inbox and slot. ok is false while the replica starts.
 func (r *Replica) Self() (in store.Inbox, slot int, ok bool) {
 	l := r.life.Load()
@@ -194,6 +200,8 @@ func (r *Replica) Run(ctx context.Context) error {
 		r.log.Warn().Str("incarnation", l.inbox.Incarnation).
 			Msg("this replica was declared lost: its clients are closed and it starts anew")
 		r.metrics.Fenced.Add(1)
+		r.releaseLease(l)
+		r.dropInbox(ctx, l.inbox)
 		for _, s := range r.sessions.reset() {
 			s.Link.Reconnect(WhyFenced)
 		}
@@ -275,12 +283,17 @@ func (r *Replica) begin(ctx context.Context, l *life) error {
 		if !r.fence(l).Started.IsZero() {
 			preferred = int(l.slot.Load()) // the log was emptied: the calls in flight go on under their numbers
 		}
-		_, err := r.execute(ctx, commands.StartReplica{
+		res, err := r.execute(ctx, commands.StartReplica{
 			Instance: r.cfg.Instance, Incarnation: l.inbox.Incarnation, URL: r.cfg.URL,
 			Understands: Understands, PreferredSlot: preferred, Silent: r.cfg.LeaseTTL,
 		}, nil)
 		if err != nil {
 			return err
+		}
+		for _, e := range res.Decision.Events {
+			if former, ok := e.(events.ReplicaLost); ok {
+				r.dropInbox(ctx, store.Inbox{Instance: former.Instance, Incarnation: former.Incarnation})
+			}
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -302,11 +315,16 @@ func (r *Replica) stop(l *life) error {
 		r.log.Warn().Err(err).Msg("could not record the clean end; the others will notice within the lease")
 		return nil
 	}
-	if err := r.st.DropInbox(ctx, l.inbox); err != nil {
-		r.log.Debug().Err(err).Msg("drop inbox")
-	}
+	r.dropInbox(ctx, l.inbox)
 	r.releaseLease(l)
 	return nil
+}
+
+// dropInbox removes the inbox of an incarnation that has ended, so that nothing more is sent to it.
+func (r *Replica) dropInbox(ctx context.Context, in store.Inbox) {
+	if err := r.st.DropInbox(ctx, in); err != nil {
+		r.log.Debug().Err(err).Str("of", in.Instance).Msg("drop inbox")
+	}
 }
 
 // insist calls f until it succeeds, with growing pauses while the store cannot be reached. Any other error,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"holdfast/commands"
 	"holdfast/events"
@@ -44,6 +45,8 @@ type Session struct {
 	Recovered  bool
 	Link       Link
 	Handed     AckSet // requests it has been given and has not acknowledged
+
+	replaced atomic.Bool // a newer connection has its place: it is not to be recorded again
 }
 
 // AckSet is a set of ack ids. The zero value is empty and ready.
@@ -186,6 +189,7 @@ func (ss *sessions) follow(records []events.Record) {
 			ss.mu.RUnlock()
 			for _, s := range list {
 				if s.Connection != e.Connection {
+					s.replaced.Store(true)
 					s.Link.Replaced(s.SID == e.Session)
 				}
 			}

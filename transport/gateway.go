@@ -66,7 +66,7 @@ func (g *Gateway) Connect(ctx context.Context, s *Socket, auth json.RawMessage) 
 		return Admission{}, ctx.Err()
 	}
 	m := &member{Socket: s, session: &replica.Session{
-		User: id.user, Peer: id.peer, Connection: ulid.Make().String(), SID: newSID(), PID: newSID(),
+		User: id.user, Peer: id.peer, Connection: g.rep.NewConnection(), SID: newSID(), PID: newSID(),
 	}}
 	m.session.Link = m
 	s.SetData(m)
