@@ -62,18 +62,17 @@ func doubt(r *Refusal) *Refusal {
 
 // Limits of names and counts. They keep a log entry small and one client's records bounded.
 const (
-	MaxIDLength       = 256  // bytes of a user or peer id
-	MaxMethodLength   = 256  // bytes of a method name
+	MaxNameLength     = 256  // bytes of a user, a peer id or a method name
 	MaxMethodsPerPeer = 1000 // registrations of one peer
 )
 
 // checkName refuses what cannot be an id: empty, too long, or with control characters.
-func checkName(what, s string, most int) *Refusal {
+func checkName(what, s string) *Refusal {
 	if s == "" {
 		return refuse(CodeBadRequest, "%s must not be empty", what)
 	}
-	if len(s) > most {
-		return refuse(CodeBadRequest, "%s is longer than %d bytes", what, most)
+	if len(s) > MaxNameLength {
+		return refuse(CodeBadRequest, "%s is longer than %d bytes", what, MaxNameLength)
 	}
 	for _, c := range s {
 		if c < 0x20 || c == 0x7f || c == '�' {

@@ -17,7 +17,7 @@ type RegisterMethod struct {
 }
 
 func (c RegisterMethod) Decide(s *projections.State) (Decision, error) {
-	if bad := checkName("method", c.Method, MaxMethodLength); bad != nil {
+	if bad := checkName("method", c.Method); bad != nil {
 		return Decision{}, refuse(CodeBadRequest, "Invalid method name")
 	}
 	id := projections.PeerID{User: c.User, Peer: c.Peer}
@@ -55,7 +55,7 @@ type UnregisterMethod struct {
 }
 
 func (c UnregisterMethod) Decide(s *projections.State) (Decision, error) {
-	if bad := checkName("method", c.Method, MaxMethodLength); bad != nil {
+	if bad := checkName("method", c.Method); bad != nil {
 		return Decision{}, refuse(CodeBadRequest, "Invalid method name")
 	}
 	p, err := currentPeer(s, projections.PeerID{User: c.User, Peer: c.Peer}, c.Connection)

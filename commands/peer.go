@@ -32,11 +32,11 @@ type Graces struct {
 }
 
 func (c ConnectPeer) Decide(s *projections.State) (Decision, error) {
-	if bad := checkName("user", c.User, MaxIDLength); bad != nil {
+	if bad := checkName("user", c.User); bad != nil {
 		return Decision{}, bad
 	}
 	if c.Peer != "" {
-		if bad := checkName("peer", c.Peer, MaxIDLength); bad != nil {
+		if bad := checkName("peer", c.Peer); bad != nil {
 			return Decision{}, bad
 		}
 	}

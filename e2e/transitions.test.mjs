@@ -98,9 +98,9 @@ scenario('S1.5 a stale disconnect: the peer is back on the other replica before 
 });
 
 scenario('S1.8 a killed replica\'s registrations are gone when nobody comes back', async (x) => {
-  // 6 s for noticing that the replica is lost, and for the grace that its daemons have from then on.
+  // The lease, and three looks at it; the lease was the grace of its daemons.
   const bound = 6000;
-  const cluster = await x.alone({ flags: { 'rpc-grace': '1s' } });
+  const cluster = await x.alone();
   const methods = Array.from({ length: 10 }, (_, n) => `m${n}`);
   await Promise.all(methods.map((m) => cluster.clients.daemon(0, x.user, { [m]: () => 1 }, { reconnection: false })));
   const caller = await cluster.clients.caller(1, x.user);
@@ -111,8 +111,9 @@ scenario('S1.8 a killed replica\'s registrations are gone when nobody comes back
   await Promise.all(methods.map((m) => waitFor(`${m} is gone`, async () => (await call(caller, m, 0, { timeout: 200 })).code === 'RPC_NOT_AVAILABLE', bound)));
   assert.ok(performance.now() - killed < bound, `${performance.now() - killed} ms`);
   const answer = await during;
-  assert.ok(['RPC_TARGET_LOST', 'RPC_NOT_AVAILABLE'].includes(answer.code), JSON.stringify(answer));
-  assert.ok(answer.ms < bound + 500, `${answer.ms} ms`);
+  // It may have been delivered, so it waits as long as the daemon may come back: --rpc-grace, 10 s, from the death.
+  assert.equal(answer.code, 'RPC_TARGET_LOST', JSON.stringify(answer));
+  assert.ok(answer.ms < 11500, `${answer.ms} ms`);
   for (const m of methods) {
     const then = await call(caller, m);
     assert.equal(then.code, 'RPC_NOT_AVAILABLE', JSON.stringify(then));

@@ -150,7 +150,7 @@ func (r *Relay) Call(s *replica.Session, req Request, done func(Outcome)) {
 		r.end(c, failure(CodeTimeout, "operation has timed out"), true)
 	})
 	if req.ID != "" {
-		r.begin(c, timeout)
+		r.begin(c)
 		return
 	}
 	r.dispatch(c)

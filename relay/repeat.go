@@ -32,7 +32,7 @@ type sentTo struct {
 const recordLifetime = MaxTimeout + KeepResult
 
 // begin finds out whether the call runs already. The caller holds mu.
-func (r *Relay) begin(c *call, timeout time.Duration) {
+func (r *Relay) begin(c *call) {
 	c.phase = resolving
 	key := store.CallKey{User: c.method.User, ID: c.id}
 	self, _, ok := r.rep.Self()

@@ -73,7 +73,7 @@ func (r *Replica) follow(ctx context.Context, l *life) error {
 	for pause := time.Duration(0); ctx.Err() == nil; {
 		records, err := r.st.ReadGroup(ctx, r.cfg.Instance, pageSize, feedBlock)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // the end of the incarnation is no failure
 		}
 		if len(records) > 0 {
 			if e := r.take(ctx, records); e != nil {

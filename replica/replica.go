@@ -185,17 +185,14 @@ func (r *Replica) Run(ctx context.Context) error {
 		l, err := r.boot(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil
+				return nil //nolint:nilerr // stopped before it had begun
 			}
 			return err
 		}
 		err = r.live(ctx, l)
 		r.life.Store(nil)
-		if err != nil {
+		if err != nil || ctx.Err() != nil {
 			return err
-		}
-		if ctx.Err() != nil {
-			return nil
 		}
 		r.log.Warn().Str("incarnation", l.inbox.Incarnation).
 			Msg("this replica was declared lost: its clients are closed and it starts anew")
