@@ -5,7 +5,7 @@ RUN go mod download
 COPY . .
 RUN CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o /holdfast .
 
-# Nothing but the binary and the certificates it checks rediss:// and JWKS addresses with.
+# Nothing but the binary and the certificates it checks rediss:// addresses with.
 FROM scratch
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /holdfast /holdfast

@@ -26,7 +26,7 @@ type commandLine struct {
 	Dev     DevCmd           `cmd:"" help:"Run replicas for development: embedded Redis, insecure, on loopback."`
 	Doctor  DoctorCmd        `cmd:"" help:"Check a Redis, or a running replica, before it has to carry anything."`
 	Bench   BenchCmd         `cmd:"" help:"Measure running servers as their clients see them."`
-	Version kong.VersionFlag `help:"Print the version and end."`
+	Version kong.VersionFlag `env:"-" help:"Print the version and end."`
 }
 
 // Version is set when a release is built.

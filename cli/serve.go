@@ -51,14 +51,14 @@ func (l Limits) graces() commands.Graces {
 
 func (l Limits) check() error {
 	for name, d := range map[string]time.Duration{
-		"--patience": l.Patience, "--ping-interval": l.PingInterval, "--ping-timeout": l.PingTimeout,
+		"--patience": l.Patience, "--ping-interval": l.PingInterval, "--ping-timeout": l.PingTimeout, "--late-ack": l.LateAck,
 	} {
 		if d <= 0 {
 			return usageError{fmt.Sprintf("%s must be more than 0, such as 5s", name)}
 		}
 	}
 	for name, d := range map[string]time.Duration{
-		"--peer-grace": l.PeerGrace, "--rpc-grace": l.RPCGrace, "--late-ack": l.LateAck, "--recovery-window": l.RecoveryWindow,
+		"--peer-grace": l.PeerGrace, "--rpc-grace": l.RPCGrace, "--recovery-window": l.RecoveryWindow,
 	} {
 		if d < 0 {
 			return usageError{fmt.Sprintf("%s must not be negative", name)}
@@ -131,6 +131,12 @@ func (c *ServeCmd) check() error {
 		return usageError{"--token-key is too short: HS256 needs a secret of 16 bytes at least, better 32"}
 	case c.Instance == "" || strings.ContainsAny(c.Instance, " :{}\t\n"):
 		return usageError{"--instance must be a word without spaces, colons and braces"}
+	}
+	if err := (store.Options{URL: c.Redis, Namespace: c.Namespace}).Check(); err != nil {
+		return usageError{fmt.Sprintf("--redis or --namespace: %v", err)}
+	}
+	if c.Drain < 0 {
+		return usageError{"--drain must not be negative"}
 	}
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		return usageError{fmt.Sprintf("--listen %q: want host:port or :port", c.Listen)}

@@ -90,5 +90,5 @@ func newLogger(w io.Writer, level, format string) zerolog.Logger {
 	if err != nil {
 		at = zerolog.InfoLevel
 	}
-	return zerolog.New(w).Level(at).With().Timestamp().Logger()
+	return zerolog.New(zerolog.SyncWriter(w)).Level(at).With().Timestamp().Logger()
 }

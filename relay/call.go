@@ -136,6 +136,7 @@ func (r *Relay) Call(s *replica.Session, req Request, done func(Outcome)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.byCaller[s.Connection]) >= MaxRunning {
+		r.observe(CodeRateLimited, 0)
 		done(failure(CodeRateLimited, "Too many calls of this connection are under way"))
 		return
 	}
@@ -229,12 +230,27 @@ func (r *Relay) confirmAbsence(c *call) {
 			r.dispatch(c)
 		case err != nil:
 			r.end(c, failure(CodeStoreUnavailable, "The log cannot be reached"), c.handed)
+		case c.handed && r.mayReturn(c):
 		case c.handed:
 			r.end(c, failure(CodeTargetLost, "RPC target disconnected"), true)
 		default:
 			r.end(c, failure(CodeNotAvailable, "RPC method not available"), false)
 		}
 	}()
+}
+
+// mayReturn holds a call that may be sent twice, and that a peer may have got which is away, until the grace
+// has passed: with its return the registration may be back, and its answer may come at any time.
+func (r *Relay) mayReturn(c *call) bool {
+	var p projections.Peer
+	r.rep.View(func(s *projections.State) { p, _ = s.Peer(c.target) })
+	left := p.Changed.Add(r.rep.Graces().RPC).Sub(r.rep.Now())
+	if p.Connected || left <= 0 {
+		return false
+	}
+	r.hold(c, c.target)
+	r.startWait(c, "", left)
+	return true
 }
 
 // aim files the call under the peer that it is for or waits for.
@@ -353,13 +369,21 @@ func (r *Relay) notDelivered(c *call, attempt int) {
 	r.dispatch(c)
 }
 
+// inboxHeals is how long a call waits for the inbox of a living replica: that makes a lost one again at its
+// next beat. A dead replica's end comes as an event before.
+const inboxHeals = 500 * time.Millisecond
+
 // notSent handles a request that the store did not take, or maybe did.
 func (r *Relay) notSent(c *call, attempt int, err error) {
 	switch {
 	case r.calls[c.number] != c || c.attempt != attempt || c.phase != sent:
 	case errors.Is(err, store.ErrNoInbox):
-		r.notDelivered(c, attempt) // its replica is gone; the log will say so
-	case errors.Is(err, errNotSent):
+		if c.attempt == 1 || !c.replaySafe {
+			c.handed = false
+		}
+		r.hold(c, c.target)
+		r.startWait(c, "", inboxHeals)
+	case errors.Is(err, errNotSent), errors.Is(err, store.ErrRefused):
 		r.end(c, failure(CodeStoreUnavailable, "The store cannot be reached; the request was not sent"), false)
 	case c.replaySafe:
 		r.dispatch(c)
@@ -460,7 +484,7 @@ func (r *Relay) startWait(c *call, connection string, d time.Duration) {
 		if connection != "" {
 			r.lost(c)
 		} else {
-			r.follow(c)
+			r.advance(c)
 		}
 	})
 	c.wait = timer
@@ -544,15 +568,18 @@ func (r *Relay) end(c *call, o Outcome, ran bool) {
 		}
 		r.recordEnd(c, o, ran)
 	}
-	outcome := o.Code
-	if outcome == "" {
-		outcome = "OK"
-	}
-	if r.cfg.Done != nil {
-		r.cfg.Done(outcome, time.Since(c.started))
-	}
+	r.observe(o.Code, time.Since(c.started))
 	if c.caller != nil {
 		c.done(o)
+	}
+}
+
+func (r *Relay) observe(code string, took time.Duration) {
+	if code == "" {
+		code = "OK"
+	}
+	if r.cfg.Done != nil {
+		r.cfg.Done(code, took)
 	}
 }
 

@@ -378,6 +378,48 @@ func TestReplicaOfTheDaemonDiesAndNobodyComesBack(t *testing.T) {
 	}
 }
 
+// The loss of its replica ends a daemon's registrations, but a request that may be repeated waits as long for
+// its return as one that may not.
+func TestReplaySafeOutlivesTheReplicaOfItsDaemon(t *testing.T) {
+	w := newWorldOf(t, 2, 4*time.Second)
+	at, from := w.nodes[0], w.nodes[1]
+	d, c := at.connect("d", ""), from.connect("c", "")
+	d.register("m", true)
+	call := c.call(Request{Method: "m", Timeout: time.Minute})
+	first := d.request()
+	at.kill()
+	w.eventually("the loss is known", func() bool { return from.availability("m") == projections.NotAvailable })
+	call.pending()
+	back := from.connect("d", d.session.PID)
+	again := back.request()
+	if again.ID != first.ID {
+		t.Errorf("sent again under id %s, first %s", again.ID, first.ID)
+	}
+	back.answer(again, "1")
+	call.wants("", "1")
+}
+
+// An inbox that vanished from the store holds a call up only until its living replica has made it again.
+func TestVanishedInbox(t *testing.T) {
+	w := newWorld(t, 2)
+	d, c := w.nodes[0].connect("d", ""), w.nodes[1].connect("c", "")
+	d.register("m", false)
+	w.settle()
+	self, _, _ := w.nodes[0].rep.Self()
+	for range 3 {
+		if err := w.nodes[1].st.DropInbox(t.Context(), self); err != nil {
+			t.Fatal(err)
+		}
+		started := time.Now()
+		call := c.call(Request{Method: "m"})
+		d.answer(d.request(), "1")
+		call.wants("", "1")
+		if took := time.Since(started); took > 2*time.Second {
+			t.Errorf("answered after %s", took)
+		}
+	}
+}
+
 func TestFencedReplicaEndsItsCalls(t *testing.T) {
 	w := newWorld(t, 1)
 	n := w.nodes[0]

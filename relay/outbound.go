@@ -99,10 +99,11 @@ func (o *outbound) run(ctx context.Context) {
 				return
 			}
 		}
-		if o.send(ctx, batch) {
+		err := o.send(ctx, batch)
+		if err == nil {
 			continue
 		}
-		o.r.storeDown()
+		o.r.storeDown(err)
 		if !o.outage(ctx) {
 			return
 		}
@@ -110,18 +111,18 @@ func (o *outbound) run(ctx context.Context) {
 	}
 }
 
-// send writes the batch. false: the store did not answer.
-func (o *outbound) send(ctx context.Context, batch []outgoing) bool {
+// send writes the batch. The error is the store's when it did not answer or takes no writes.
+func (o *outbound) send(ctx context.Context, batch []outgoing) error {
 	out := make([]store.Outgoing, len(batch))
 	for i, m := range batch {
 		out[i] = store.Outgoing{To: m.to, Body: m.body}
 	}
-	up := true
+	var down error
 	var again []outgoing
 	for i, err := range o.r.rep.Send(ctx, out) {
 		m := batch[i]
 		if errors.Is(err, store.ErrUnavailable) {
-			up = false
+			down = err
 			if m.again {
 				again = append(again, m)
 				continue
@@ -132,7 +133,7 @@ func (o *outbound) send(ctx context.Context, batch []outgoing) bool {
 		}
 	}
 	o.putBack(again)
-	return up
+	return down
 }
 
 // outage waits until the store answers again, and lets go what has waited too long. false: ctx has ended.

@@ -59,6 +59,7 @@ type Relay struct {
 	rebuilt  time.Time                     // when the log was last found to have lost entries, by the store's clock
 	lookups  chan struct{}                 // bounds the look-ups of acks that belong to no call here
 	ctx      context.Context               // of Run; look-ups and records end with it
+	saidDown time.Time                     // of the outbound goroutine
 }
 
 // New makes a relay and makes it a listener of the replica. Only before the replica runs.
@@ -100,7 +101,13 @@ func (r *Relay) Applied(records []events.Record) {
 	for _, rec := range records {
 		switch e := rec.Event.(type) {
 		case events.PeerConnected:
-			r.peerChanged(projections.PeerID{User: e.User, Peer: e.Peer})
+			id := projections.PeerID{User: e.User, Peer: e.Peer}
+			for c := range r.byTarget[id] {
+				if c.refused == e.Connection {
+					c.refused = "" // recorded again: it lives after all
+				}
+			}
+			r.peerChanged(id)
 		case events.PeerDisconnected:
 			r.peerChanged(projections.PeerID{User: e.User, Peer: e.Peer})
 		case events.RegistrationsLapsed:
@@ -127,6 +134,9 @@ func (r *Relay) Rebuilt() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.rebuilt = r.rep.Now()
+	for _, c := range r.calls {
+		c.refused = ""
+	}
 	r.advanceAll()
 	r.audit()
 }
@@ -140,13 +150,17 @@ func (r *Relay) Fenced() {
 	}
 }
 
-// storeDown and storeUp come from the outbound goroutine around an outage.
-func (r *Relay) storeDown() {
-	r.log.Warn().Msg("messages to other replicas wait: the store does not answer")
+// storeDown and storeUp come from the outbound goroutine around an outage. A store that answers and takes
+// nothing goes down and up with every message: that is said now and then.
+func (r *Relay) storeDown(err error) {
+	if time.Since(r.saidDown) > 5*time.Second {
+		r.log.Warn().Err(err).Msg("messages to other replicas wait: the store takes none")
+		r.saidDown = time.Now()
+	}
 }
 
 func (r *Relay) storeUp() {
-	r.log.Info().Msg("messages to other replicas flow again")
+	r.log.Debug().Msg("messages to other replicas flow again")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.audit()

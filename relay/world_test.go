@@ -22,6 +22,7 @@ import (
 type world struct {
 	t        *testing.T
 	embedded *store.Embedded
+	grace    time.Duration
 	nodes    []*testNode
 }
 
@@ -40,14 +41,16 @@ const (
 	testLease   = 800 * time.Millisecond
 )
 
-func newWorld(t *testing.T, replicas int) *world {
+func newWorld(t *testing.T, replicas int) *world { return newWorldOf(t, replicas, testGrace) }
+
+func newWorldOf(t *testing.T, replicas int, grace time.Duration) *world {
 	t.Helper()
 	embedded, err := store.OpenEmbedded("test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(embedded.Close)
-	w := &world{t: t, embedded: embedded}
+	w := &world{t: t, embedded: embedded, grace: grace}
 	for i := range replicas {
 		w.nodes = append(w.nodes, w.start(fmt.Sprintf("r%d", i+1)))
 	}
@@ -66,7 +69,7 @@ func (w *world) start(name string) *testNode {
 	}
 	rep := replica.New(replica.Config{
 		Instance: name, LeaseTTL: testLease, Patience: 3 * time.Second, Log: log,
-		Graces: commands.Graces{Peer: testGrace, RPC: testGrace, Recovery: 5 * time.Second},
+		Graces: commands.Graces{Peer: w.grace, RPC: w.grace, Recovery: 5 * time.Second},
 	}, st)
 	n := &testNode{w: w, name: name, st: st, rep: rep, relay: New(rep, Config{LateAck: testLateAck, Log: log})}
 	ctx, cancel := context.WithCancel(context.Background())

@@ -62,7 +62,8 @@ func (r *Replica) Execute(ctx context.Context, c commands.Command) (Result, erro
 func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Result, error) {
 	id := ulid.Make()
 	caughtUp := false
-	for try := 0; try < maxTries; try++ {
+	pause := 50 * time.Millisecond
+	for try := 0; try < maxTries; {
 		d, app, generation, err := r.decide(c, id)
 		var refusal *commands.Refusal
 		// That nothing needs to change is trusted only on the newest state: what was so may be so no longer.
@@ -80,6 +81,14 @@ func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Res
 		fence := r.fence(l)
 		verdict, err := r.append(ctx, app, fence)
 		switch {
+		case errors.Is(err, store.ErrUnavailable): // certainly not written; the store may take it in a moment
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return Result{}, err
+			}
+			pause = min(2*pause, 500*time.Millisecond)
+			continue
 		case err != nil:
 			return Result{}, err
 		case verdict.Fenced:
@@ -88,6 +97,7 @@ func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Res
 			}
 			continue
 		case verdict.Conflict != nil:
+			try++
 			r.metrics.Conflicts.Add(1)
 			if err := r.awaitConflict(ctx, generation, *verdict.Conflict); err != nil {
 				return Result{}, err
@@ -161,7 +171,8 @@ type settled struct {
 }
 
 // append hands one decision to the appender. An append whose answer was lost is settled by looking for its
-// command in the log, never by repeating it blindly.
+// command in the log, never by repeating it blindly. With an error of store.ErrUnavailable it was not written;
+// with errUnsettled nobody knows.
 func (r *Replica) append(ctx context.Context, app store.Append, fence store.Fence) (store.Verdict, error) {
 	seen := make(chan struct{})
 	r.mu.Lock()
@@ -186,7 +197,7 @@ func (r *Replica) append(ctx context.Context, app store.Append, fence store.Fenc
 	case <-ctx.Done():
 		return store.Verdict{}, errUnsettled
 	}
-	if s.err == nil || !errors.Is(s.err, store.ErrUnavailable) {
+	if s.err == nil || !errors.Is(s.err, store.ErrUnavailable) || errors.Is(s.err, store.ErrRefused) {
 		return s.verdict, s.err
 	}
 	// Ambiguous. Once the log's head can be read, everything up to it tells.
@@ -198,7 +209,7 @@ func (r *Replica) append(ctx context.Context, app store.Append, fence store.Fenc
 		default:
 		}
 		if err == nil {
-			return store.Verdict{Conflict: &store.Conflict{}}, nil // not written: decide again
+			return store.Verdict{}, s.err // not written
 		}
 		select {
 		case <-seen:

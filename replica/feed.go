@@ -39,7 +39,9 @@ func (r *Replica) fold(ctx context.Context) error {
 		return err
 	}
 	started := time.Now()
-	if err := r.fillGap(ctx); err != nil {
+	if err := r.fillGap(ctx); errors.Is(err, errForked) && r.position().IsZero() {
+		return errors.New("the log begins after entries that have been removed: what it adds up to cannot be known")
+	} else if err != nil {
 		return err
 	}
 	at := r.position()
@@ -207,6 +209,7 @@ func (r *Replica) ingest(records []events.Record) error {
 		fresh = append(fresh, rec)
 	}
 	if len(fresh) > 0 {
+		r.deferred = nil
 		r.noteDue(fresh)
 		r.announce()
 	}
@@ -307,7 +310,7 @@ func (r *Replica) defer_(why error) {
 	r.deferred = why
 	r.mu.Unlock()
 	if first {
-		r.log.Error().Err(why).Msg("not ready: this replica needs a newer version of the program, or the entry must be removed")
+		r.log.Error().Err(why).Msg("not ready: the log goes on with what this version of the program does not know; a newer version is needed")
 		r.metrics.Anomalies.With("not-understood").Inc()
 	}
 }

@@ -99,6 +99,9 @@ func (r *Replica) missing() []func(context.Context) {
 		}
 		p, ok := r.state.Peer(s.ID())
 		lost := !ok || p.Connection != s.Connection || !p.Connected
+		if lost && r.sessions.get(s.Connection) == nil {
+			continue // its client left as this pass began
+		}
 		var methods []commands.RegisterMethod
 		for method, safe := range wants[s] {
 			reg, ok := r.state.Registration(projections.MethodID{User: s.User, Method: method})

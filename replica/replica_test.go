@@ -421,6 +421,43 @@ func (r *running) ReplicaCount() (n int) {
 	return n
 }
 
+// What a recovered session holds is restored though its present replica never heard it register.
+func TestEmptiedStoreAfterARecovery(t *testing.T) {
+	s := redistest.Start(t)
+	a, b := start(t, "a", openStore(t, s.URL)), start(t, "b", openStore(t, s.URL))
+	first := a.connect("p")
+	a.register(first, "m")
+	a.Disconnect(first, "test", false)
+	second := &Session{User: "u", Connection: b.NewConnection(), SID: "x", PID: "y", Link: &link{}}
+	if err := b.Connect(t.Context(), second, first.PID, ""); err != nil || !second.Recovered {
+		t.Fatalf("recovered %v, %v", second.Recovered, err)
+	}
+	s.Do(t, "FLUSHALL")
+	eventually(t, "both have noticed, and show it again", func() bool {
+		_, x := a.resolve("m")
+		_, y := b.resolve("m")
+		return a.seen.rebuilt.Load() > 0 && b.seen.rebuilt.Load() > 0 && x == projections.Available && y == projections.Available
+	})
+}
+
+// A Redis that is full answers, and takes nothing.
+func TestFullStore(t *testing.T) {
+	s := redistest.Start(t, "--maxmemory-policy", "noeviction")
+	a := start(t, "a", openStore(t, s.URL))
+	session := a.connect("p")
+	a.register(session, "before")
+	s.Do(t, "CONFIG", "SET", "maxmemory", "1")
+	_, err := a.Register(t.Context(), session, "meanwhile", false)
+	var refusal *commands.Refusal
+	if !errors.As(err, &refusal) || refusal.Code != commands.CodeStoreUnavailable {
+		t.Errorf("%v, want %s", err, commands.CodeStoreUnavailable)
+	}
+	s.Do(t, "CONFIG", "SET", "maxmemory", "0")
+	eventually(t, "what the client wanted is recorded", func() bool { _, av := a.resolve("meanwhile"); return av == projections.Available })
+	eventually(t, "it is ready", func() bool { return a.ReadyError() == nil })
+	a.inOrder()
+}
+
 // The store comes back as it was some time ago, with other entries at positions that were seen before: as
 // after a failover that lost acknowledged writes.
 func TestRolledBackLogIsNoticedAndWhatItLostIsRecordedAgain(t *testing.T) {

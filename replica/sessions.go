@@ -235,10 +235,19 @@ func (r *Replica) Connect(ctx context.Context, s *Session, recovery, newPeer str
 	r.sessions.admit(s)
 	// From here on the feed tells the session of its end; what came before is seen here.
 	current := false
+	holds := map[string]bool{}
 	r.View(func(st *projections.State) {
 		p, ok := st.Peer(s.ID())
 		current = ok && p.Connection == s.Connection
+		for reg := range st.Held(s.ID()) {
+			if reg.Session == s.SID {
+				holds[reg.Method] = reg.ReplaySafe
+			}
+		}
 	})
+	for method, safe := range holds { // a recovered session wants what it holds, though this replica never heard it ask
+		r.sessions.want(projections.MethodID{User: s.User, Method: method}, want{session: s, replaySafe: safe})
+	}
 	if !current {
 		r.sessions.remove(s)
 		return errReplaced
@@ -264,7 +273,7 @@ func (r *Replica) Disconnect(s *Session, reason string, sessionEnded bool) {
 // Register makes the session the holder of a method.
 func (r *Replica) Register(ctx context.Context, s *Session, method string, replaySafe bool) (events.Position, error) {
 	id := projections.MethodID{User: s.User, Method: method}
-	_, err := r.Execute(ctx, commands.RegisterMethod{
+	res, err := r.Execute(ctx, commands.RegisterMethod{
 		User: s.User, Peer: s.Peer, Connection: s.Connection, Method: method, ReplaySafe: replaySafe,
 	})
 	var refusal *commands.Refusal
@@ -284,6 +293,7 @@ func (r *Replica) Register(ctx context.Context, s *Session, method string, repla
 	})
 	if version.IsZero() { // taken over already
 		r.sessions.unwant(id, s)
+		version = res.Position
 	}
 	return version, nil
 }

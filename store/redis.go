@@ -64,6 +64,17 @@ type Store struct {
 	}
 }
 
+// Check finds what is wrong with the options, without connecting.
+func (o Options) Check() error {
+	if o.Namespace != "" {
+		if err := validNamespace(o.Namespace); err != nil {
+			return err
+		}
+	}
+	_, err := parseURL(o.URL)
+	return err
+}
+
 // Open connects to Redis. When nothing answers, the error wraps ErrUnavailable and Open may be tried again; any
 // other error is one of the options or of the credentials. No error shows a password.
 func Open(o Options) (*Store, error) {
@@ -245,7 +256,7 @@ func (s *Store) check(ctx context.Context, op string, res rueidis.RedisResult) e
 		return nil
 	}
 	if passing(err.Error()) {
-		return fmt.Errorf("store: %s: %w: %w", op, ErrUnavailable, err)
+		return fmt.Errorf("store: %s: %w: %w: %w", op, ErrUnavailable, ErrRefused, err)
 	}
 	return fmt.Errorf("store: %s: %w", op, err)
 }

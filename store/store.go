@@ -19,6 +19,10 @@ import (
 // have been carried out.
 var ErrUnavailable = errors.New("store unavailable")
 
+// ErrRefused wraps, beside ErrUnavailable, what Redis refused because of its own state (full, read-only, loading):
+// such a write was certainly not carried out.
+var ErrRefused = errors.New("refused by the store")
+
 // ErrLeaseHeld is returned by AcquireLease while another incarnation of the instance holds the lease.
 var ErrLeaseHeld = errors.New("lease is held by another incarnation")
 

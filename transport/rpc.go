@@ -98,7 +98,7 @@ func (g *Gateway) rpcCall(m *member, args []json.RawMessage, ack Ack) {
 		}
 		req.Timeout = relay.MaxTimeout
 		if *a.Timeout < float64(relay.MaxTimeout.Milliseconds()) {
-			req.Timeout = time.Duration(*a.Timeout * float64(time.Millisecond))
+			req.Timeout = max(1, time.Duration(*a.Timeout*float64(time.Millisecond)))
 		}
 	}
 	if a.ID != nil {
