@@ -84,15 +84,21 @@ func (s *State) methodRegistered(r events.Record, e events.MethodRegistered) {
 	if former, ok := s.methods[id]; ok && former.Holder != holder {
 		s.release(former)
 	}
-	s.methods[id] = &Registration{
+	reg := &Registration{
 		MethodID: id, Holder: holder, Session: e.Session, ReplaySafe: e.ReplaySafe, Version: r.Position,
 	}
-	held := s.held[holder]
+	s.methods[id] = reg
+	s.hold(reg)
+}
+
+// hold puts a registration into its holder's index.
+func (s *State) hold(r *Registration) {
+	held := s.held[r.Holder]
 	if held == nil {
 		held = map[string]struct{}{}
-		s.held[holder] = held
+		s.held[r.Holder] = held
 	}
-	held[e.Method] = struct{}{}
+	held[r.Method] = struct{}{}
 }
 
 func (s *State) methodUnregistered(e events.MethodUnregistered) {

@@ -81,12 +81,7 @@ func (s *State) peerConnected(r events.Record, e events.PeerConnected) {
 	p.Connected, p.Changed = true, r.Time()
 	p.SessionEnded, p.Gone = false, false
 	s.sessions[p.Recovery] = id
-	on := s.onto[e.Instance]
-	if on == nil {
-		on = map[PeerID]struct{}{}
-		s.onto[e.Instance] = on
-	}
-	on[id] = struct{}{}
+	s.attach(p)
 	if e.Recovered {
 		s.revive(p)
 	}
@@ -120,6 +115,16 @@ func (s *State) peerForgotten(e events.PeerForgotten) {
 		s.endMethod(MethodID{User: e.User, Method: method}, id)
 	}
 	delete(s.peers, id)
+}
+
+// attach puts the peer's connection into the index of its replica.
+func (s *State) attach(p *Peer) {
+	on := s.onto[p.Instance]
+	if on == nil {
+		on = map[PeerID]struct{}{}
+		s.onto[p.Instance] = on
+	}
+	on[p.PeerID] = struct{}{}
 }
 
 // detach takes the peer's connection out of the index of its replica.

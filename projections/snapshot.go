@@ -1,0 +1,250 @@
+package projections
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"holdfast/events"
+)
+
+// SnapshotSchema is the form that Encode writes. It grows with every change of State or of what a fold makes of
+// an event: a snapshot of another schema is discarded, and the log folded anew.
+const SnapshotSchema = 1
+
+// ErrSnapshot is wrapped by Decode's error for what is not a snapshot of this schema.
+var ErrSnapshot = errors.New("not a usable snapshot")
+
+// Encode writes the whole state. Equal states have equal encodings, whatever order they were reached in.
+func (s *State) Encode() []byte {
+	e := encoder{b: make([]byte, 0, 1024+160*len(s.versions)+256*len(s.peers))}
+	e.uint(SnapshotSchema)
+	e.position(s.Position)
+	e.b = append(e.b, s.Token[:]...)
+
+	e.uint(uint64(len(s.versions)))
+	for _, a := range slices.Sorted(maps.Keys(s.versions)) {
+		e.text(string(a))
+		e.position(s.versions[a])
+	}
+	e.uint(uint64(len(s.replicas)))
+	for _, name := range slices.Sorted(maps.Keys(s.replicas)) {
+		r := s.replicas[name]
+		e.text(r.Instance, r.Incarnation, r.URL)
+		e.uint(uint64(r.Slot))
+		e.position(r.Started)
+		e.uint(uint64(r.Understands))
+	}
+	for _, slot := range s.slots {
+		e.text(slot.Instance, slot.Incarnation)
+		e.flags(slot.Live)
+		e.position(slot.Freed)
+	}
+	e.uint(uint64(len(s.peers)))
+	for _, id := range slices.SortedFunc(maps.Keys(s.peers), comparePeers) {
+		p := s.peers[id]
+		e.text(p.User, p.PeerID.Peer, p.Connection, p.Instance, p.Session, p.Recovery)
+		e.flags(p.Anonymous, p.Connected, p.SessionEnded, p.Gone)
+		e.time(p.Changed)
+	}
+	e.uint(uint64(len(s.methods)))
+	for _, id := range slices.SortedFunc(maps.Keys(s.methods), compareMethods) {
+		r := s.methods[id]
+		e.text(r.User, r.Method, r.Holder.Peer, r.Session)
+		e.flags(r.ReplaySafe, r.Lapsed)
+		e.position(r.Version)
+		e.time(r.Orphaned)
+	}
+	return e.b
+}
+
+// Digest names the state: two replicas at one position have the same, or one of them is wrong.
+func (s *State) Digest() [sha256.Size]byte { return sha256.Sum256(s.Encode()) }
+
+// Decode reads what Encode wrote. What is cut short, damaged in a way that shows, or of another schema is
+// ErrSnapshot; a checksum is the caller's business.
+func Decode(b []byte) (*State, error) {
+	d := decoder{b: b}
+	if schema := d.uint(); d.err == nil && schema != SnapshotSchema {
+		return nil, fmt.Errorf("projections: %w: schema %d, this build has %d", ErrSnapshot, schema, SnapshotSchema)
+	}
+	s := New()
+	s.Position = d.position()
+	copy(s.Token[:], d.take(len(ulid.ULID{})))
+
+	for range d.count() {
+		a := events.Aggregate(d.text())
+		s.versions[a] = d.position()
+	}
+	for range d.count() {
+		r := &Replica{Instance: d.text(), Incarnation: d.text(), URL: d.text()}
+		r.Slot = int(min(d.uint(), events.Slots))
+		r.Started = d.position()
+		r.Understands = int(d.uint())
+		s.replicas[r.Instance] = r
+	}
+	for i := range s.slots {
+		s.slots[i] = Slot{Instance: d.text(), Incarnation: d.text()}
+		d.flags(&s.slots[i].Live)
+		s.slots[i].Freed = d.position()
+	}
+	instances := map[string]string{} // one string for all the peers of an instance
+	for range d.count() {
+		p := &Peer{PeerID: PeerID{User: d.text(), Peer: d.text()}, Connection: d.text(), Instance: d.text()}
+		if known, ok := instances[p.Instance]; ok {
+			p.Instance = known
+		} else {
+			instances[p.Instance] = p.Instance
+		}
+		p.Session, p.Recovery = d.text(), d.text()
+		d.flags(&p.Anonymous, &p.Connected, &p.SessionEnded, &p.Gone)
+		p.Changed = d.time()
+		s.peers[p.PeerID] = p
+		s.sessions[p.Recovery] = p.PeerID
+		if p.Connected {
+			s.attach(p)
+		}
+	}
+	for range d.count() {
+		r := &Registration{MethodID: MethodID{User: d.text(), Method: d.text()}}
+		r.Holder = PeerID{User: r.User, Peer: d.text()}
+		r.Session = d.text()
+		d.flags(&r.ReplaySafe, &r.Lapsed)
+		r.Version = d.position()
+		r.Orphaned = d.time()
+		s.methods[r.MethodID] = r
+		s.hold(r)
+	}
+	if d.err == nil && len(d.b) != 0 {
+		d.err = fmt.Errorf("%d bytes after its end", len(d.b))
+	}
+	if d.err != nil {
+		return nil, fmt.Errorf("projections: %w: %w", ErrSnapshot, d.err)
+	}
+	return s, nil
+}
+
+func comparePeers(a, b PeerID) int {
+	return cmp.Or(cmp.Compare(a.User, b.User), cmp.Compare(a.Peer, b.Peer))
+}
+
+func compareMethods(a, b MethodID) int {
+	return cmp.Or(cmp.Compare(a.User, b.User), cmp.Compare(a.Method, b.Method))
+}
+
+type encoder struct{ b []byte }
+
+func (e *encoder) uint(n uint64) { e.b = binary.AppendUvarint(e.b, n) }
+
+func (e *encoder) text(all ...string) {
+	for _, s := range all {
+		e.uint(uint64(len(s)))
+		e.b = append(e.b, s...)
+	}
+}
+
+func (e *encoder) position(p events.Position) {
+	e.uint(p.Ms)
+	e.uint(p.Seq)
+}
+
+// time is in ms, as positions are; 0 for the zero time.
+func (e *encoder) time(t time.Time) {
+	if t.IsZero() {
+		e.uint(0)
+		return
+	}
+	e.uint(uint64(t.UnixMilli()))
+}
+
+func (e *encoder) flags(all ...bool) {
+	var bits byte
+	for i, f := range all {
+		if f {
+			bits |= 1 << i
+		}
+	}
+	e.b = append(e.b, bits)
+}
+
+// decoder reads until its first error; what it gives afterwards is zero.
+type decoder struct {
+	b   []byte
+	err error
+}
+
+var errShort = errors.New("cut short")
+
+func (d *decoder) uint() uint64 {
+	n, used := binary.Uvarint(d.b)
+	if used <= 0 {
+		d.fail()
+		return 0
+	}
+	d.b = d.b[used:]
+	return n
+}
+
+// count is how many entries follow; each has at least one byte.
+func (d *decoder) count() int {
+	n := d.uint()
+	if n > uint64(len(d.b)) {
+		d.fail()
+		return 0
+	}
+	return int(n)
+}
+
+func (d *decoder) take(n int) []byte {
+	if n > len(d.b) {
+		d.fail()
+		return nil
+	}
+	part := d.b[:n]
+	d.b = d.b[n:]
+	return part
+}
+
+func (d *decoder) text() string {
+	n := d.uint()
+	if n > uint64(len(d.b)) {
+		d.fail()
+		return ""
+	}
+	return string(d.take(int(n)))
+}
+
+func (d *decoder) position() events.Position { return events.Position{Ms: d.uint(), Seq: d.uint()} }
+
+func (d *decoder) time() time.Time {
+	ms := d.uint()
+	if ms == 0 || ms > math.MaxInt64 {
+		return time.Time{}
+	}
+	return time.UnixMilli(int64(ms)).UTC()
+}
+
+func (d *decoder) flags(all ...*bool) {
+	part := d.take(1)
+	if part == nil {
+		return
+	}
+	for i, f := range all {
+		*f = part[0]&(1<<i) != 0
+	}
+}
+
+func (d *decoder) fail() {
+	if d.err == nil {
+		d.err = errShort
+	}
+	d.b = nil
+}
