@@ -89,7 +89,7 @@ scenario('S1.7 Redis is emptied: the servers notice, restore every registration 
     for (let n = 0; n < 20; n++) noFailure(await everywhere());
     for (const l of meanwhile) {
       const answers = await l.stop();
-      assert.ok(answers.every((a) => a.ok || (a.code && a.code !== 'NO_ANSWER')), tally(answers));
+      assert.ok(answers.every((a) => a.ok || (a.code && a.code !== 'NO_ANSWER' && a.code !== 'RPC_TIMEOUT')), tally(answers));
     }
     // The restored registrations obey their holders.
     assert.ok((await ask(daemons[round % 4], 'rpc-unregister', { method: `n${round % 4}` })).ok);

@@ -14,10 +14,9 @@ import (
 // what it sends to its Socket. Its fields belong to the reading goroutine.
 type client struct {
 	c         *conn
-	sock      *Socket                    // nil when the namespace is not joined
-	connectBy atomic.Pointer[time.Timer] // nil once the namespace has been joined
-	ctx       context.Context            // of the admissions; ends with the session
-	cancel    context.CancelFunc
+	sock      *Socket                            // nil when the namespace is not joined
+	connectBy atomic.Pointer[time.Timer]         // nil once the namespace has been joined
+	admitting atomic.Pointer[context.CancelFunc] // ends the admission under way; nil when none is
 
 	// Binary packets are read and answered, but not served.
 	due     int // attachments that must come before the next packet
@@ -38,8 +37,7 @@ var (
 var binaryRefused = []byte(`{"ok":false,"error":"Binary is not supported","code":"BAD_REQUEST"}`)
 
 func newClient(c *conn) *client {
-	ctx, cancel := context.WithCancel(context.Background())
-	cl := &client{c: c, ctx: ctx, cancel: cancel}
+	cl := &client{c: c}
 	cl.connectBy.Store(time.AfterFunc(c.srv.opt.ConnectTimeout, func() {
 		c.deaf.Store(true)
 		c.finish(ReasonConnectTimeout)
@@ -108,7 +106,13 @@ func (cl *client) connect(p socketio.Packet) {
 	}
 	cl.sock = &Socket{c: cl.c}
 	cl.c.srv.wg.Add(1)
-	go cl.sock.admit(cl.ctx, p.Data, cl.joined)
+	ctx, cancel := context.WithCancel(context.Background())
+	cl.admitting.Store(&cancel)
+	go func(s *Socket) {
+		s.admit(ctx, p.Data, cl.joined)
+		cl.admitting.CompareAndSwap(&cancel, nil) // an idle connection keeps nothing of it
+		cancel()
+	}(cl.sock)
 }
 
 func (cl *client) event(p socketio.Packet) {
@@ -150,7 +154,9 @@ func (cl *client) refuseBinary() {
 
 func (cl *client) end(reason Reason) {
 	cl.joined()
-	cl.cancel()
+	if cancel := cl.admitting.Load(); cancel != nil {
+		(*cancel)()
+	}
 	if cl.sock != nil {
 		cl.sock.end(reason)
 	}
