@@ -106,6 +106,9 @@ func (n *node) Run(ctx context.Context) error {
 	relayLife, endRelay := context.WithCancel(context.WithoutCancel(ctx))
 	go func() { rel.Run(relayLife); close(relayEnded) }()
 	defer func() { endRelay(); <-relayEnded }()
+	trimEnded := make(chan struct{})
+	go func() { trimMemory(relayLife, clients); close(trimEnded) }()
+	defer func() { endRelay(); <-trimEnded }()
 
 	select {
 	case err = <-served:

@@ -11,6 +11,8 @@ const (
 	// More than this waiting to be written makes writers wait.
 	batchLimit   = 1 << 20
 	batchTimeout = 45 * time.Second
+	// How old a write's deadline may be: setting one is not free.
+	batchDeadlineAge = time.Second
 )
 
 var batchBuffers = buffers{size: 4096, keep: 64 << 10}
@@ -34,6 +36,7 @@ type batchConn struct {
 	flushing bool
 	pending  *[]byte
 	err      error
+	deadline time.Time // of the flusher: when it was last set
 }
 
 func newBatchConn(c net.Conn) *batchConn {
@@ -106,7 +109,7 @@ func (b *batchConn) flush() {
 		out := b.pending
 		b.pending = nil
 		b.mu.Unlock()
-		err := b.Conn.SetWriteDeadline(time.Now().Add(batchTimeout))
+		err := b.limit(time.Now())
 		if err == nil {
 			_, err = b.Conn.Write(*out)
 		}
@@ -119,6 +122,15 @@ func (b *batchConn) flush() {
 		b.room.Broadcast()
 	}
 	b.flushing = false
+}
+
+// limit keeps a deadline for writes that is about batchTimeout away.
+func (b *batchConn) limit(now time.Time) error {
+	if now.Sub(b.deadline) < batchDeadlineAge {
+		return nil
+	}
+	b.deadline = now
+	return b.Conn.SetWriteDeadline(now.Add(batchTimeout))
 }
 
 // buffers is a pool of byte slices of at least size; those that grew past keep

@@ -186,6 +186,12 @@ func (c *Client) Emit(event string, args ...json.RawMessage) error {
 // EmitWithAck sends an event and returns the first value of its ack, null if it
 // has none. It ends with ctx, or with ErrDisconnected if the connection does.
 func (c *Client) EmitWithAck(ctx context.Context, event string, args ...json.RawMessage) (json.RawMessage, error) {
+	return c.call(ctx, nil, event, args)
+}
+
+// call is EmitWithAck, and ends with context.DeadlineExceeded when late has a
+// value: a timer that is used again costs less than a context for each call.
+func (c *Client) call(ctx context.Context, late <-chan time.Time, event string, args []json.RawMessage) (json.RawMessage, error) {
 	a := newAnswer()
 	c.mu.Lock()
 	l, err := c.link, c.offline()
@@ -205,11 +211,14 @@ func (c *Client) EmitWithAck(ctx context.Context, event string, args ...json.Raw
 	if err := l.eventWithAck(event, id, args); err != nil {
 		c.resolve(id, nil, err)
 	}
+	// An end either takes the place away, or the token is there or on its way.
 	select {
 	case <-a.ready:
 	case <-ctx.Done():
-		// Either this takes the place away, or the token is there or on its way.
 		c.resolve(id, nil, ctx.Err())
+		<-a.ready
+	case <-late:
+		c.resolve(id, nil, context.DeadlineExceeded)
 		<-a.ready
 	}
 	value, err := a.value, a.err

@@ -63,8 +63,7 @@ func (a Ack) Reply(args ...json.RawMessage) error {
 	if l == nil {
 		return err
 	}
-	var few [4][]byte
-	return l.send(func(dst []byte) []byte { return socketio.AppendAck(dst, a.id, plain(few[:0], args)...) })
+	return l.ack(a.id, args)
 }
 
 // openLink makes the WebSocket, does both handshakes, and delivers what the
@@ -121,9 +120,7 @@ func (l *link) handshake(auth []byte) (Session, error) {
 			return err
 		}
 		l.patience = time.Duration(h.PingInterval+h.PingTimeout) * time.Millisecond
-		return l.send(func(dst []byte) []byte {
-			return socketio.Packet{Type: socketio.Connect, Namespace: "/", Data: auth}.Append(dst)
-		})
+		return l.send(socketio.Packet{Type: socketio.Connect, Namespace: "/", Data: auth})
 	}
 	welcome := func(p socketio.Packet) error {
 		admitted = true
@@ -236,20 +233,41 @@ func (l *link) alive() error { return l.socket.SetReadDeadline(time.Now().Add(l.
 
 func (l *link) event(name string, args []json.RawMessage) error {
 	var few [4][]byte
-	return l.send(func(dst []byte) []byte { return socketio.AppendEvent(dst, name, plain(few[:0], args)...) })
+	buffer := message()
+	defer messageBuffers.put(buffer)
+	*buffer = socketio.AppendEvent(*buffer, name, plain(few[:0], args)...)
+	return l.write(*buffer)
 }
 
 func (l *link) eventWithAck(name string, id uint64, args []json.RawMessage) error {
 	var few [4][]byte
-	return l.send(func(dst []byte) []byte { return socketio.AppendRequest(dst, id, name, plain(few[:0], args)...) })
+	buffer := message()
+	defer messageBuffers.put(buffer)
+	*buffer = socketio.AppendRequest(*buffer, id, name, plain(few[:0], args)...)
+	return l.write(*buffer)
 }
 
-// send writes what encode appends as one Engine.IO message.
-func (l *link) send(encode func([]byte) []byte) error {
-	buffer := messageBuffers.get()
+func (l *link) ack(id uint64, args []json.RawMessage) error {
+	var few [4][]byte
+	buffer := message()
 	defer messageBuffers.put(buffer)
-	*buffer = encode(append(*buffer, '4'))
+	*buffer = socketio.AppendAck(*buffer, id, plain(few[:0], args)...)
 	return l.write(*buffer)
+}
+
+// send writes a packet as one Engine.IO message.
+func (l *link) send(p socketio.Packet) error {
+	buffer := message()
+	defer messageBuffers.put(buffer)
+	*buffer = p.Append(*buffer)
+	return l.write(*buffer)
+}
+
+// message begins one.
+func message() *[]byte {
+	buffer := messageBuffers.get()
+	*buffer = append(*buffer, '4')
+	return buffer
 }
 
 func (l *link) write(message []byte) error {
@@ -266,9 +284,7 @@ func (l *link) write(message []byte) error {
 // goodbye ends the session and then the connection, so that the server need not
 // find out. The reader ends when the server has closed, too.
 func (l *link) goodbye() {
-	_ = l.send(func(dst []byte) []byte {
-		return socketio.Packet{Type: socketio.Disconnect, Namespace: "/"}.Append(dst)
-	})
+	_ = l.send(socketio.Packet{Type: socketio.Disconnect, Namespace: "/"})
 	l.writing.Lock()
 	_ = l.socket.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(websocket.CloseNormalClosure, ""), time.Now().Add(closeWait))
 	l.writing.Unlock()

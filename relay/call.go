@@ -1,9 +1,12 @@
 package relay
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -89,6 +92,7 @@ type call struct {
 	refused    string // connection that certainly did not get it: not tried again
 	ack        uint32
 	acks       []ackKey
+	firstAck   [1]ackKey   // mostly there are no more
 	wait       *time.Timer // late ack or grace
 	waitFor    string      // connection that wait began for; "" while it counts the grace
 }
@@ -126,8 +130,9 @@ func (r *Relay) Call(s *replica.Session, req Request, done func(Outcome)) {
 		method: projections.MethodID{User: s.User, Method: req.Method},
 	}
 	if c.id == "" {
-		c.id = ulid.Make().String()
+		c.id = newID()
 	}
+	c.acks = c.firstAck[:0]
 	c.body = requestBody(req.Method, req.Params, c.id)
 	timeout := req.Timeout
 	if timeout == 0 {
@@ -143,7 +148,15 @@ func (r *Relay) Call(s *replica.Session, req Request, done func(Outcome)) {
 	r.next++
 	c.number = r.next
 	r.calls[c.number] = c
-	index(r.byCaller, s.Connection, c)
+	set := r.byCaller[s.Connection]
+	if set == nil {
+		set, _ = emptied.Get().(map[*call]struct{})
+		if set == nil {
+			set = map[*call]struct{}{}
+		}
+		r.byCaller[s.Connection] = set
+	}
+	set[c] = struct{}{}
 	c.timeout = time.AfterFunc(timeout, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -560,7 +573,11 @@ func (r *Relay) end(c *call, o Outcome, ran bool) {
 	unindex(r.byTarget, c.target, c)
 	unindex(r.byMethod, c.method, c)
 	if c.caller != nil {
-		unindex(r.byCaller, c.caller.Connection, c)
+		set := r.byCaller[c.caller.Connection]
+		if delete(set, c); set != nil && len(set) == 0 {
+			delete(r.byCaller, c.caller.Connection)
+			emptied.Put(set)
+		}
 	}
 	if c.key != nil && c.phase != joining {
 		if r.owned[*c.key] == c {
@@ -582,6 +599,21 @@ func (r *Relay) observe(code string, took time.Duration) {
 		r.cfg.Done(code, took)
 	}
 }
+
+// newID makes the id of a call whose caller gave none.
+func newID() string {
+	var id ulid.ULID
+	if err := id.SetTime(ulid.Now()); err != nil {
+		panic(err) // in the year 10889
+	}
+	binary.BigEndian.PutUint16(id[6:], uint16(rand.Uint32()))
+	binary.BigEndian.PutUint64(id[8:], rand.Uint64())
+	return id.String()
+}
+
+// emptied are sets of calls to be used again: that of a caller's connection comes and goes with nearly every
+// call.
+var emptied sync.Pool
 
 func requestBody(method string, params json.RawMessage, id string) []byte {
 	b := make([]byte, 0, len(method)+len(params)+len(id)+32)

@@ -6,9 +6,9 @@ import (
 	"fmt"
 )
 
-// What replicas say to each other through their inboxes. An envelope is one byte of kind, one uvarint Number,
-// and five strings and the body, each with its length as a uvarint before it. Kinds of a newer build are
-// skipped by older ones.
+// What replicas say to each other through their inboxes. An entry of an inbox is one or more envelopes, one after
+// the other. An envelope is one byte of kind, one uvarint Number, and five strings and the body, each with its
+// length as a uvarint before it. Kinds of a newer build are skipped by older ones.
 type envelope struct {
 	Kind       kind
 	Number     uint64 // the ack id, or the number of a joined call
@@ -33,10 +33,13 @@ const (
 
 var errEnvelope = errors.New("malformed envelope")
 
-func (e envelope) encode() []byte {
-	size := 1 + 7*binary.MaxVarintLen32 + binary.MaxVarintLen64 +
+// size is at least what append appends.
+func (e *envelope) size() int {
+	return 1 + 6*binary.MaxVarintLen32 + binary.MaxVarintLen64 +
 		len(e.User) + len(e.Peer) + len(e.Connection) + len(e.From) + len(e.ID) + len(e.Body)
-	b := make([]byte, 0, size)
+}
+
+func (e *envelope) append(b []byte) []byte {
 	b = append(b, byte(e.Kind))
 	b = binary.AppendUvarint(b, e.Number)
 	for _, s := range [...]string{e.User, e.Peer, e.Connection, e.From, e.ID} {
@@ -47,36 +50,38 @@ func (e envelope) encode() []byte {
 	return append(b, e.Body...)
 }
 
-// decodeEnvelope reads an envelope. Its Body aliases b.
-func decodeEnvelope(b []byte) (envelope, error) {
+// decodeEnvelope reads the first envelope of b and returns what comes after it. Body aliases b.
+func decodeEnvelope(b []byte) (e envelope, rest []byte, err error) {
 	if len(b) == 0 {
-		return envelope{}, fmt.Errorf("%w: empty", errEnvelope)
+		return envelope{}, nil, fmt.Errorf("%w: empty", errEnvelope)
 	}
-	e := envelope{Kind: kind(b[0])}
-	b = b[1:]
-	n, used := binary.Uvarint(b)
+	number, used := binary.Uvarint(b[1:])
 	if used <= 0 {
-		return envelope{}, fmt.Errorf("%w: number", errEnvelope)
+		return envelope{}, nil, fmt.Errorf("%w: number", errEnvelope)
 	}
-	e.Number, b = n, b[used:]
-	for _, field := range [...]*string{&e.User, &e.Peer, &e.Connection, &e.From, &e.ID} {
-		part, rest, err := cut(b)
-		if err != nil {
-			return envelope{}, err
+	e.Kind, e.Number = kind(b[0]), number
+	strings := b[1+used:]
+	rest = strings
+	var ends, sizes [5]int
+	for i := range ends {
+		var part []byte
+		if part, rest, err = cut(rest); err != nil {
+			return envelope{}, nil, err
 		}
-		*field, b = string(part), rest
+		ends[i], sizes[i] = len(strings)-len(rest), len(part)
 	}
-	body, rest, err := cut(b)
+	body, rest, err := cut(rest)
 	if err != nil {
-		return envelope{}, err
-	}
-	if len(rest) != 0 {
-		return envelope{}, fmt.Errorf("%w: %d bytes after its end", errEnvelope, len(rest))
+		return envelope{}, nil, err
 	}
 	if len(body) > 0 {
 		e.Body = body
 	}
-	return e, nil
+	all := string(strings[:ends[4]]) // one for all five
+	for i, field := range [...]*string{&e.User, &e.Peer, &e.Connection, &e.From, &e.ID} {
+		*field = all[ends[i]-sizes[i] : ends[i]]
+	}
+	return e, rest, nil
 }
 
 func cut(b []byte) (part, rest []byte, err error) {

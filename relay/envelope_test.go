@@ -6,31 +6,51 @@ import (
 	"testing"
 )
 
-func TestEnvelopeRoundTrip(t *testing.T) {
+func TestEnvelopesRoundTrip(t *testing.T) {
+	var entry []byte
+	var want []envelope
 	for _, e := range []envelope{
 		{Kind: kindCancel},
 		{Kind: kindRequest, Number: 1<<31 - 1, User: "u", Peer: "p", Connection: "c", From: "r", ID: "i", Body: []byte(`{"a":1}`)},
 		{Kind: kindAnswer, User: "ü\x00", Body: bytes.Repeat([]byte{'x'}, 100_000)},
 	} {
-		got, err := decodeEnvelope(e.encode())
-		if err != nil || !reflect.DeepEqual(got, e) {
-			t.Errorf("got %+v, %v; want %+v", got, err, e)
+		entry = e.append(entry)
+		want = append(want, e)
+	}
+	var got []envelope
+	for rest := entry; len(rest) > 0; {
+		var e envelope
+		var err error
+		if e, rest, err = decodeEnvelope(rest); err != nil {
+			t.Fatal(err)
 		}
+		got = append(got, e)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v; want %+v", got, want)
 	}
 }
 
 func FuzzDecodeEnvelope(f *testing.F) {
-	f.Add(envelope{Kind: kindRequest, Number: 7, User: "u", Peer: "p", Connection: "c", From: "r", ID: "i", Body: []byte("{}")}.encode())
+	request := envelope{Kind: kindRequest, Number: 7, User: "u", Peer: "p", Connection: "c", From: "r", ID: "i", Body: []byte("{}")}
+	f.Add(request.append(nil))
+	f.Add(request.append(request.append(nil)))
 	f.Add([]byte{})
 	f.Add([]byte{1, 0, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e, err := decodeEnvelope(b)
+		e, rest, err := decodeEnvelope(b)
 		if err != nil {
 			return
 		}
-		again, err := decodeEnvelope(e.encode())
-		if err != nil || !reflect.DeepEqual(again, e) {
+		if len(rest) >= len(b) || !bytes.HasSuffix(b, rest) {
+			t.Fatalf("%d bytes are left of %d", len(rest), len(b))
+		}
+		again, end, err := decodeEnvelope(e.append(nil))
+		if err != nil || len(end) > 0 || !reflect.DeepEqual(again, e) {
 			t.Fatalf("%+v is read as %+v, %v", e, again, err)
+		}
+		if n := len(e.append(nil)); n > e.size() {
+			t.Fatalf("%+v takes %d bytes, not at most %d", e, n, e.size())
 		}
 	})
 }

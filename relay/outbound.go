@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"time"
 
@@ -17,9 +18,13 @@ const (
 	// answerPatience is how long an answer waits for the store to come back: no call lasts longer.
 	answerPatience = MaxTimeout
 	downPause      = 100 * time.Millisecond
+	// entryBytes is about how large an inbox's entry becomes by joining messages; one alone may be larger.
+	entryBytes = 64 << 10
 )
 
-// outbound carries messages to other replicas' inboxes: one goroutine, many messages in one round trip.
+// outbound carries messages to other replicas' inboxes: one goroutine, many messages in one round trip, and those
+// that wait for the same inbox in one entry of it: an entry costs the store and both replicas several times what
+// a message in it does.
 // Requests are written at most once. Answers, which may be written twice without harm, are written until it
 // succeeds. While the store is down everything waits: requests as long as the patience allows.
 type outbound struct {
@@ -31,7 +36,7 @@ type outbound struct {
 
 type outgoing struct {
 	to      store.Inbox
-	body    []byte
+	what    envelope // its Body must not change
 	expires time.Time
 	again   bool // may be written twice
 	// failed is told, without locks held, why it was not written, or maybe not; nil when nobody cares.
@@ -56,16 +61,17 @@ func (o *outbound) push(m outgoing) bool {
 	return true
 }
 
-func (o *outbound) take(most int) []outgoing {
+// take takes the oldest messages, in the place of spare.
+func (o *outbound) take(most int, spare []outgoing) []outgoing {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	n := min(most, len(o.wait))
-	if n == 0 {
-		return nil
+	if len(o.wait) <= most {
+		batch := o.wait
+		o.wait = spare[:0]
+		return batch
 	}
-	batch := make([]outgoing, n)
-	copy(batch, o.wait)
-	rest := copy(o.wait, o.wait[n:])
+	batch := append(spare[:0], o.wait[:most]...)
+	rest := copy(o.wait, o.wait[most:])
 	clear(o.wait[rest:])
 	o.wait = o.wait[:rest]
 	return batch
@@ -83,15 +89,18 @@ func (o *outbound) putBack(batch []outgoing) {
 // run carries messages until ctx ends; then it tells the rest that they were not sent.
 func (o *outbound) run(ctx context.Context) {
 	defer func() {
-		for _, m := range o.take(maxOutbound) {
+		for _, m := range o.take(maxOutbound, nil) {
 			if m.failed != nil {
 				m.failed(errNotSent)
 			}
 		}
 	}()
+	var spare []outgoing
 	for {
-		batch := o.take(sendBatch)
-		if batch == nil {
+		runtime.Gosched() // who is about to push comes first, and its message goes along
+		batch := o.take(sendBatch, spare)
+		if len(batch) == 0 {
+			spare = batch
 			select {
 			case <-o.wake:
 				continue
@@ -100,6 +109,10 @@ func (o *outbound) run(ctx context.Context) {
 			}
 		}
 		err := o.send(ctx, batch)
+		clear(batch)
+		if spare = batch; cap(spare) > 2*sendBatch {
+			spare = nil
+		}
 		if err == nil {
 			continue
 		}
@@ -113,14 +126,12 @@ func (o *outbound) run(ctx context.Context) {
 
 // send writes the batch. The error is the store's when it did not answer or takes no writes.
 func (o *outbound) send(ctx context.Context, batch []outgoing) error {
-	out := make([]store.Outgoing, len(batch))
-	for i, m := range batch {
-		out[i] = store.Outgoing{To: m.to, Body: m.body}
-	}
+	entries, of := pack(batch)
+	errs := o.r.rep.Send(ctx, entries)
 	var down error
 	var again []outgoing
-	for i, err := range o.r.rep.Send(ctx, out) {
-		m := batch[i]
+	for i, m := range batch {
+		err := errs[of[i]]
 		if errors.Is(err, store.ErrUnavailable) {
 			down = err
 			if m.again {
@@ -134,6 +145,34 @@ func (o *outbound) send(ctx context.Context, batch []outgoing) error {
 	}
 	o.putBack(again)
 	return down
+}
+
+// pack joins the messages for each inbox, in order, and tells which entry has which message.
+func pack(batch []outgoing) (entries []store.Outgoing, of []int) {
+	of = make([]int, len(batch))
+	var sizes []int
+	open := make(map[store.Inbox]int, 4) // the last entry for each
+	for i := range batch {
+		m := &batch[i]
+		size := m.what.size()
+		at, ok := open[m.to]
+		if !ok || sizes[at]+size > entryBytes {
+			at = len(entries)
+			open[m.to] = at
+			entries = append(entries, store.Outgoing{To: m.to})
+			sizes = append(sizes, 0)
+		}
+		of[i] = at
+		sizes[at] += size
+	}
+	for i := range batch {
+		at := of[i]
+		if entries[at].Body == nil {
+			entries[at].Body = make([]byte, 0, sizes[at])
+		}
+		entries[at].Body = batch[i].what.append(entries[at].Body)
+	}
+	return entries, of
 }
 
 // outage waits until the store answers again, and lets go what has waited too long. false: ctx has ended.

@@ -187,32 +187,14 @@ func (r *Relay) advanceAll() {
 // Receive handles what other replicas sent.
 func (r *Relay) Receive(messages []store.Message, lost bool) {
 	for _, m := range messages {
-		if m.Body == nil {
-			continue
-		}
-		e, err := decodeEnvelope(m.Body)
-		if err != nil {
-			r.log.Warn().Err(err).Uint64("seq", m.Seq).Msg("a message in the inbox cannot be read; it is skipped")
-			continue
-		}
-		switch e.Kind {
-		case kindRequest:
-			r.deliver(e)
-		case kindAnswer:
-			r.answer(projections.PeerID{User: e.User, Peer: e.Peer}, uint32(e.Number), e.Body)
-		case kindUndelivered:
-			r.undelivered(e)
-		case kindCancel:
-			if s := r.rep.Session(e.Connection); s != nil {
-				s.Handed.Remove(uint32(e.Number))
-				s.Link.Emit("rpc-cancel", cancelBody(e.ID))
+		for rest := m.Body; len(rest) > 0; {
+			var e envelope
+			var err error
+			if e, rest, err = decodeEnvelope(rest); err != nil {
+				r.log.Warn().Err(err).Uint64("seq", m.Seq).Msg("a message in the inbox cannot be read; it is skipped")
+				break
 			}
-		case kindJoined:
-			r.joined(e)
-		case kindQuery:
-			r.query(e)
-		case kindUnknown:
-			r.unknown(e)
+			r.receive(e)
 		}
 	}
 	if lost {
@@ -222,13 +204,34 @@ func (r *Relay) Receive(messages []store.Message, lost bool) {
 	}
 }
 
+func (r *Relay) receive(e envelope) {
+	switch e.Kind {
+	case kindRequest:
+		r.deliver(e)
+	case kindAnswer:
+		r.answer(projections.PeerID{User: e.User, Peer: e.Peer}, uint32(e.Number), e.Body)
+	case kindUndelivered:
+		r.undelivered(e)
+	case kindCancel:
+		if s := r.rep.Session(e.Connection); s != nil {
+			s.Handed.Remove(uint32(e.Number))
+			s.Link.Emit("rpc-cancel", cancelBody(e.ID))
+		}
+	case kindJoined:
+		r.joined(e)
+	case kindQuery:
+		r.query(e)
+	case kindUnknown:
+		r.unknown(e)
+	}
+}
+
 // deliver hands a request from another replica to its client, or says that it could not.
 func (r *Relay) deliver(e envelope) {
-	undelivered := func() {
-		r.send(e.From, envelope{
-			Kind: kindUndelivered, Number: e.Number, User: e.User, Peer: e.Peer, Connection: e.Connection,
-		}, true, nil)
-	}
+	// Not e itself: its Body is a part of a large entry, and the request may wait for long.
+	from := e.From
+	word := envelope{Kind: kindUndelivered, Number: e.Number, User: e.User, Peer: e.Peer, Connection: e.Connection}
+	undelivered := func() { r.send(from, word, true, nil) }
 	s := r.rep.Session(e.Connection)
 	if s == nil {
 		undelivered()
@@ -291,7 +294,7 @@ func (r *Relay) send(instance string, e envelope, again bool, failed func(error)
 	if again {
 		patience = answerPatience
 	}
-	m := outgoing{to: in, body: e.encode(), again: again, failed: failed, expires: time.Now().Add(patience)}
+	m := outgoing{to: in, what: e, again: again, failed: failed, expires: time.Now().Add(patience)}
 	if !r.out.push(m) {
 		if failed != nil {
 			go failed(errNotSent)

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"runtime"
 	"time"
 
 	"holdfast/store"
@@ -44,6 +45,7 @@ func (r *Replica) readInbox(ctx context.Context, l *life) error {
 			li.Receive(messages, lost)
 		}
 		l.consumed.Store(last)
+		runtime.Gosched() // what this has set going comes first, and more will have arrived
 	}
 	return nil
 }

@@ -84,6 +84,7 @@ func (c *conn) opened(ws *melody.Session) {
 	ws.Request = nil // it would live, with its buffers, as long as the connection
 	c.upgrade = nil
 	c.ws = ws
+	carriedOf(ws).framed = true
 	c.out.to = ws
 	c.out.maxBytes, c.out.maxMessages = c.srv.opt.OutboxBytes, c.srv.opt.OutboxMessages
 	c.send(engineio.Handshake{
@@ -196,11 +197,12 @@ func (c *conn) send(packet []byte, dropped func()) bool {
 	return false
 }
 
-// sent comes from the write pump after each packet.
-func (c *conn) sent(packet []byte) {
-	c.srv.messagesOut.Add(1)
-	c.srv.bytesOut.Add(uint64(len(packet)))
-	if c.out.sent() {
+// sent comes from the write pump after each packet that it was handed.
+func (c *conn) sent() {
+	packets, bytes, last := c.out.sent()
+	c.srv.messagesOut.Add(uint64(packets))
+	c.srv.bytesOut.Add(uint64(bytes))
+	if last {
 		c.farewell()
 	}
 }

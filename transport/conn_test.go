@@ -96,7 +96,7 @@ func TestPingOvertakesBacklog(t *testing.T) {
 	for range 11 {
 		o.sent()
 	}
-	if s := strings.Join(got, ""); s != "abcd2efghij" {
+	if s := strings.Join(got, ""); s != "a2bcdefghij" {
 		t.Fatal(s)
 	}
 }

@@ -15,6 +15,7 @@ import (
 type Metrics struct {
 	Registry *prometheus.Registry
 	calls    *prometheus.CounterVec
+	ok       prometheus.Counter // of calls
 	latency  prometheus.Histogram
 }
 
@@ -30,6 +31,7 @@ func NewMetrics() *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 2.5, 16),
 		}),
 	}
+	m.ok = m.calls.WithLabelValues("OK")
 	m.Registry.MustRegister(m.calls, m.latency, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -37,7 +39,11 @@ func NewMetrics() *Metrics {
 
 // CallDone observes the end of a call. It fits relay.Config.Done.
 func (m *Metrics) CallDone(outcome string, took time.Duration) {
-	m.calls.WithLabelValues(outcome).Inc()
+	if outcome == "OK" {
+		m.ok.Inc()
+	} else {
+		m.calls.WithLabelValues(outcome).Inc()
+	}
 	m.latency.Observe(took.Seconds())
 }
 

@@ -2,12 +2,12 @@ package transport
 
 import "sync"
 
-// window is how many packets are with the carrier at a time. It is the carrier's buffer as well,
-// so that it never overflows.
-const window = 4
+// window is how many packets are handed to the carrier at a time. It is the carrier's buffer as well,
+// so that it never overflows. One is enough: it takes along those behind it.
+const window = 1
 
-// carrier takes a packet without blocking while fewer than window are with it, and calls sent
-// after each one that it has written.
+// carrier takes a packet without blocking while fewer than window are with it, may gather more
+// when it writes that, and then calls sent.
 type carrier interface {
 	Write(packet []byte) error
 }
@@ -28,6 +28,7 @@ type outbox struct {
 	head   int
 	n      int
 	handed int // how many of the first are with the carrier; the others only if it is window
+	taken  int // how many of the first it is writing now, if it has gathered any
 	bytes  int
 }
 
@@ -82,40 +83,66 @@ func (o *outbox) putFirst(packet []byte) {
 	o.grow()
 	o.head = o.at(len(o.ring) - 1)
 	o.n++
-	for i := range o.handed {
+	first := max(o.handed, o.taken)
+	for i := range first {
 		o.ring[o.at(i)] = o.ring[o.at(i+1)]
 	}
-	o.ring[o.at(o.handed)] = parcel{packet: packet}
+	o.ring[o.at(first)] = parcel{packet: packet}
 	o.bytes += len(packet)
 	o.hand()
 }
 
-// sent takes note that the carrier has written its oldest packet. It is true once: when the
-// outbox was told to finish and this was the last one.
-func (o *outbox) sent() bool {
+// gather appends to dst the frame of the packet that is being written, and those of the packets behind it that
+// fit, and says how many they are.
+func (o *outbox) gather(dst, frame []byte) ([]byte, int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.handed == 0 || o.n == 1 || o.state == outboxStopped {
+		return dst, 1
+	}
+	dst = append(dst, frame...)
+	o.taken = 1
+	for o.taken < o.n {
+		next := o.ring[o.at(o.taken)].packet
+		if len(dst)+maxFrameHeader+len(next) > cap(dst) {
+			break
+		}
+		dst = appendTextFrame(dst, next)
+		o.taken++
+	}
+	return dst, o.taken
+}
+
+// sent takes note that the carrier has written its oldest packet and what it has gathered with that, and says
+// what they were. last is true once: when the outbox was told to finish and nothing is left.
+func (o *outbox) sent() (packets, bytes int, last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.handed == 0 {
-		return false // dropped meanwhile
+		return 0, 0, false // dropped meanwhile
 	}
-	first := &o.ring[o.head]
-	o.bytes -= len(first.packet)
-	*first = parcel{}
-	o.head = o.at(1)
-	o.n--
-	o.handed--
+	packets = max(o.taken, 1)
+	for range packets {
+		first := &o.ring[o.head]
+		bytes += len(first.packet)
+		*first = parcel{}
+		o.head = o.at(1)
+	}
+	o.bytes -= bytes
+	o.n -= packets
+	o.handed, o.taken = 0, 0
 	if o.n > 0 {
 		o.hand()
-		return false
+		return packets, bytes, false
 	}
 	if len(o.ring) > 64 {
 		o.ring, o.head = nil, 0 // a burst is over; idle connections stay small
 	}
 	if o.state == outboxFinishing {
 		o.state = outboxStopped
-		return true
+		return packets, bytes, true
 	}
-	return false
+	return packets, bytes, false
 }
 
 // finish lets the outbox send what it has and take no more. True: nothing is left to send, and
@@ -142,19 +169,19 @@ func (o *outbox) stop() {
 }
 
 // drop empties the outbox and returns the dropped functions of all packets of which no byte has
-// been written. The caller has closed the connection before. The carrier writes one packet at a
-// time and reports each before it starts on the next, so only its oldest is in doubt.
+// been written. The caller has closed the connection before. Only what the carrier has been handed, and
+// what it has taken along, is in doubt.
 func (o *outbox) drop() []func() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.state = outboxStopped
 	var dropped []func()
-	for i := min(o.handed, 1); i < o.n; i++ {
+	for i := max(o.handed, o.taken); i < o.n; i++ {
 		if f := o.ring[o.at(i)].dropped; f != nil {
 			dropped = append(dropped, f)
 		}
 	}
-	o.ring, o.head, o.n, o.handed, o.bytes = nil, 0, 0, 0, 0
+	o.ring, o.head, o.n, o.handed, o.taken, o.bytes = nil, 0, 0, 0, 0, 0
 	return dropped
 }
 

@@ -89,8 +89,10 @@ func TestOutboxFinish(t *testing.T) {
 	if o.put([]byte("c"), nil) != putOver {
 		t.Fatal("took one after finish")
 	}
-	if o.sent() || !o.sent() || o.sent() {
-		t.Fatal("the last one must be reported, once")
+	for i, want := range []bool{false, true, false} {
+		if _, _, last := o.sent(); last != want {
+			t.Fatalf("sent %d: last is %v; it must be reported, once", i, last)
+		}
 	}
 }
 
@@ -120,8 +122,42 @@ func TestOutboxDrop(t *testing.T) {
 		if !slices.Equal(got, tc.want) {
 			t.Errorf("after %d sent: dropped %v, want %v", tc.sent, got, tc.want)
 		}
-		if o.sent() || len(o.drop()) != 0 || o.put([]byte("x"), nil) != putOver {
+		if n, _, last := o.sent(); n != 0 || last || len(o.drop()) != 0 || o.put([]byte("x"), nil) != putOver {
 			t.Error("alive after drop")
 		}
+	}
+}
+
+// What the carrier takes along is sent with the first, in order, and in doubt from then on.
+func TestOutboxGather(t *testing.T) {
+	o := newOutbox(&tray{})
+	var dropped []int
+	put := func(i int) { o.put([]byte{'a' + byte(i)}, func() { dropped = append(dropped, i) }) }
+	put(0)
+	if got, n := o.gather(nil, []byte("head")); n != 1 || len(got) != 0 {
+		t.Fatalf("gathered %q, %d of one", got, n)
+	}
+	for i := range 5 {
+		put(i + 1)
+	}
+	const room = 4 + 4*3 + maxFrameHeader - 1
+	got, n := o.gather(make([]byte, 0, room), []byte("head"))
+	if want := "head\x81\x01b\x81\x01c\x81\x01d\x81\x01e"; n != 5 || string(got) != want {
+		t.Fatalf("gathered %q, %d, want %q", got, n, want)
+	}
+	o.putFirst([]byte("ping"))
+	if packets, bytes, last := o.sent(); packets != 5 || bytes != 5 || last {
+		t.Fatal(packets, bytes, last)
+	}
+	put(6)
+	if got, n = o.gather(make([]byte, 0, room), []byte("\x81\x04ping")); n != 3 {
+		t.Fatalf("gathered %q, %d", got, n)
+	}
+	put(7)
+	for _, f := range o.drop() {
+		f()
+	}
+	if !slices.Equal(dropped, []int{7}) {
+		t.Errorf("dropped %v, want the one that was not taken", dropped)
 	}
 }

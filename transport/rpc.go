@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/relay"
+	"holdfast/transport/socketio"
 )
 
 type registerArgs struct {
@@ -76,37 +77,114 @@ type callArgs struct {
 }
 
 func (g *Gateway) rpcCall(m *member, args []json.RawMessage, ack Ack) {
+	req, ok := plainCall(args)
+	if !ok {
+		var problem string
+		if req, problem = anyCall(args); problem != "" {
+			fail(ack, "BAD_REQUEST", problem)
+			return
+		}
+	}
+	g.relay.Call(m.session, req, func(o relay.Outcome) { ack.Reply(o.Ack) })
+}
+
+// anyCall reads the argument of a call, or says what is wrong with it.
+func anyCall(args []json.RawMessage) (req relay.Request, problem string) {
 	var a callArgs
 	err := argument(args, &a)
 	method, isText := a.Method.(string)
 	switch {
 	case err == nil && !isText, method == "" && isText:
-		fail(ack, "BAD_REQUEST", "Invalid parameters: method is required")
-		return
+		return req, "Invalid parameters: method is required"
 	case err != nil && len(args) > 0 && args[0][0] == '{':
-		fail(ack, "BAD_REQUEST", "Invalid parameters: "+err.Error())
-		return
+		return req, "Invalid parameters: " + err.Error()
 	case err != nil:
-		fail(ack, "BAD_REQUEST", "Invalid parameters: method is required")
-		return
+		return req, "Invalid parameters: method is required"
 	}
-	req := relay.Request{Method: method, Params: a.Params}
+	req = relay.Request{Method: method, Params: a.Params}
 	if a.Timeout != nil {
 		if *a.Timeout <= 0 || math.IsNaN(*a.Timeout) {
-			fail(ack, "BAD_REQUEST", "Invalid parameters: timeout must be more than 0 ms")
-			return
+			return req, "Invalid parameters: timeout must be more than 0 ms"
 		}
-		req.Timeout = relay.MaxTimeout
-		if *a.Timeout < float64(relay.MaxTimeout.Milliseconds()) {
-			req.Timeout = max(1, time.Duration(*a.Timeout*float64(time.Millisecond)))
-		}
+		req.Timeout = callTimeout(*a.Timeout)
 	}
 	if a.ID != nil {
 		if *a.ID == "" || len(*a.ID) > relay.MaxIDBytes {
-			fail(ack, "BAD_REQUEST", "Invalid parameters: id must have 1 to 256 bytes")
-			return
+			return req, "Invalid parameters: id must have 1 to 256 bytes"
 		}
 		req.ID = *a.ID
 	}
-	g.relay.Call(m.session, req, func(o relay.Outcome) { ack.Reply(o.Ack) })
+	return req, ""
+}
+
+// plainCall reads what nearly every call is like, at a fifth of the cost: only the keys above, written so and
+// once, strings without escapes, a timeout of a few digits. false: it is not like that, and may be anything.
+// The packet is valid JSON; Params aliases it.
+func plainCall(args []json.RawMessage) (req relay.Request, ok bool) {
+	if len(args) == 0 {
+		return req, false
+	}
+	var method, params, timeout, id []byte
+	ok = socketio.EachField(args[0], func(key, value []byte) bool {
+		var field *[]byte
+		switch string(key) {
+		case "method":
+			field = &method
+		case "params":
+			field = &params
+		case "timeout":
+			field = &timeout
+		case "id":
+			field = &id
+		}
+		if field == nil || *field != nil {
+			return false
+		}
+		*field = value
+		return true
+	})
+	if !ok {
+		return req, false
+	}
+	text, ok := socketio.Plain(method)
+	if !ok || len(text) == 0 {
+		return req, false
+	}
+	req = relay.Request{Method: string(text), Params: params}
+	if timeout != nil {
+		ms, ok := smallNumber(timeout)
+		if !ok || ms == 0 {
+			return req, false
+		}
+		req.Timeout = callTimeout(float64(ms))
+	}
+	if id != nil {
+		text, ok := socketio.Plain(id)
+		if !ok || len(text) == 0 || len(text) > relay.MaxIDBytes {
+			return req, false
+		}
+		req.ID = string(text)
+	}
+	return req, true
+}
+
+// smallNumber reads what has at most nine digits and nothing else.
+func smallNumber(b []byte) (n int, ok bool) {
+	if len(b) > 9 {
+		return 0, false
+	}
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = 10*n + int(c-'0')
+	}
+	return n, len(b) > 0
+}
+
+func callTimeout(ms float64) time.Duration {
+	if ms < float64(relay.MaxTimeout.Milliseconds()) {
+		return max(1, time.Duration(ms*float64(time.Millisecond)))
+	}
+	return relay.MaxTimeout
 }

@@ -121,8 +121,8 @@ func NewServer(o Options, app App) *Server {
 func (s *Server) newMelody() *melody.Melody {
 	m := melody.New()
 	m.Upgrader = &websocket.Upgrader{
-		ReadBufferSize:  512,      // held by every idle connection
-		WriteBufferSize: 16 << 10, // shared, so that most messages are one write
+		ReadBufferSize:  128,     // held by every idle connection; the smallest that there is
+		WriteBufferSize: 4 << 10, // shared; a larger message is two writes
 		WriteBufferPool: &sync.Pool{},
 		CheckOrigin:     func(*http.Request) bool { return true }, // checked before
 		Error: func(w http.ResponseWriter, _ *http.Request, _ int, _ error) {
@@ -149,25 +149,12 @@ func (s *Server) newMelody() *melody.Melody {
 		s.count(b)
 		connOf(ws).receivedBinary(b)
 	})
-	m.HandleSentMessage(func(ws *melody.Session, b []byte) { connOf(ws).sent(b) })
+	m.HandleSentMessage(func(ws *melody.Session, _ []byte) { connOf(ws).sent() })
 	m.HandleError(func(ws *melody.Session, err error) { connOf(ws).failed(err) })
 	return m
 }
 
-// carried is the TCP connection of a session, and how the session is found from melody's: its own
-// keys would be a map for each connection.
-type carried struct {
-	net.Conn
-	c *conn
-}
-
-func connOf(ws *melody.Session) *conn {
-	tcp, ok := ws.WebsocketConnection().NetConn().(*carried)
-	if !ok {
-		panic("transport: a session that was not upgraded here")
-	}
-	return tcp.c
-}
+func connOf(ws *melody.Session) *conn { return carriedOf(ws).c }
 
 // ServeHTTP checks the request and upgrades it. It returns as soon as the connection is the
 // WebSocket's, so that the HTTP server's buffers and goroutine are not held for its life.
@@ -227,7 +214,7 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	h.release()
-	return &carried{tcp, h.c}, rw, nil
+	return carry(tcp, h.c), rw, nil
 }
 
 func (h *hijacker) release() { h.once.Do(func() { close(h.done) }) }

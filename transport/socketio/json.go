@@ -32,6 +32,35 @@ func SplitEvent(data []byte) (name string, args []json.RawMessage, err error) {
 	return string(raw), args, err
 }
 
+// EachField calls f with the raw key, without its quotes, and the raw value of each field of an object, until f
+// returns false. The object must have been validated. false: f did, or it is no object.
+func EachField(object []byte, f func(key, value []byte) bool) bool {
+	if len(object) == 0 || object[0] != '{' {
+		return false
+	}
+	for i := skipSpace(object, 1); i < len(object) && object[i] == '"'; i = skipSpace(object, i+1) {
+		end := skipString(object, i)
+		value := skipSpace(object, min(skipSpace(object, end)+1, len(object)))
+		after := skipValid(object, value)
+		if end-i < 2 || after <= value || !f(object[i+1:end-1], object[value:after:after]) {
+			return false
+		}
+		i = skipSpace(object, after)
+		if i < len(object) && object[i] == '}' {
+			return true
+		}
+	}
+	return false
+}
+
+// Plain is what is between the quotes of a validated JSON value, if that is a string without escapes.
+func Plain(value []byte) ([]byte, bool) {
+	if len(value) < 2 || value[0] != '"' || bytes.IndexByte(value, '\\') >= 0 {
+		return nil, false
+	}
+	return value[1 : len(value)-1], true
+}
+
 // cutName reads the first element of an event's data and returns the index after it.
 func cutName(data []byte) ([]byte, int, error) {
 	if len(data) == 0 || data[0] != '[' {

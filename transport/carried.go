@@ -1,0 +1,175 @@
+package transport
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/olahol/melody"
+)
+
+const (
+	// readChunk is how much one system call reads, and gatherBytes how much one writes, of what is small.
+	readChunk   = 8 << 10
+	gatherBytes = 16 << 10
+	// deadlineSlack is how much later than asked for a write may time out. Setting a deadline costs as much as
+	// a small system call.
+	deadlineSlack = time.Second
+)
+
+// carried is the TCP connection of a session, and how the session is found from melody's: its own keys would be
+// a map for each connection.
+//
+// It saves system calls and memory. What is read goes through a large buffer, which is held only while something
+// is in it, so that an idle connection has none. A packet that is written takes along those that wait behind it
+// in the outbox.
+type carried struct {
+	net.Conn
+	c      *conn
+	framed bool // from opened on, what is written are frames
+
+	// Of the reading goroutine.
+	raw    syscall.RawConn // nil: reads are the connection's own
+	fill   func(fd uintptr) bool
+	buffer *[readChunk]byte
+	left   []byte // of buffer, not yet read
+	err    error
+
+	// Of whoever writes; the WebSocket's lock is held.
+	deadline time.Time
+	rest     int // bytes that are still to come of a frame written in parts
+}
+
+var (
+	readBuffers   = sync.Pool{New: func() any { return new([readChunk]byte) }}
+	gatherBuffers = sync.Pool{New: func() any { return new([gatherBytes]byte) }}
+)
+
+func carry(tcp net.Conn, c *conn) *carried {
+	t := &carried{Conn: tcp, c: c}
+	if s, ok := tcp.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
+			t.raw, t.fill = raw, t.receive
+		}
+	}
+	return t
+}
+
+func carriedOf(ws *melody.Session) *carried {
+	t, ok := ws.WebsocketConnection().NetConn().(*carried)
+	if !ok {
+		panic("transport: a session that was not upgraded here")
+	}
+	return t
+}
+
+func (t *carried) Read(p []byte) (int, error) {
+	if len(t.left) == 0 {
+		if t.raw == nil || len(p) >= readChunk {
+			return t.Conn.Read(p)
+		}
+		if err := t.raw.Read(t.fill); err != nil {
+			return 0, err
+		}
+		if t.err != nil {
+			return 0, t.err
+		}
+	}
+	n := copy(p, t.left)
+	t.left = t.left[n:]
+	if len(t.left) == 0 {
+		t.left = nil
+		readBuffers.Put(t.buffer)
+		t.buffer = nil
+	}
+	return n, nil
+}
+
+// receive reads what has arrived. false: nothing yet.
+func (t *carried) receive(fd uintptr) bool {
+	buffer := readBuffers.Get().(*[readChunk]byte)
+	for {
+		n, err := syscall.Read(int(fd), buffer[:])
+		switch {
+		case n > 0:
+			t.buffer, t.left, t.err = buffer, buffer[:n], nil
+			return true
+		case err == syscall.EINTR:
+			continue
+		case err == nil:
+			t.err = io.EOF
+		case err != syscall.EAGAIN:
+			t.err = os.NewSyscallError("read", err)
+		}
+		readBuffers.Put(buffer)
+		return err != syscall.EAGAIN
+	}
+}
+
+func (t *carried) SetWriteDeadline(at time.Time) error {
+	if late := t.deadline.Sub(at); !at.IsZero() && late >= 0 && late <= deadlineSlack {
+		return nil
+	}
+	t.deadline = at
+	if !at.IsZero() {
+		t.deadline = at.Add(deadlineSlack)
+	}
+	return t.Conn.SetWriteDeadline(t.deadline)
+}
+
+const (
+	textFrame      = 0x80 | 1 // final, not compressed
+	maxFrameHeader = 10
+)
+
+// Write writes a frame or, if that is large, a part of one.
+func (t *carried) Write(b []byte) (int, error) {
+	if t.rest > 0 {
+		t.rest -= len(b)
+		return t.Conn.Write(b)
+	}
+	if !t.framed {
+		return t.Conn.Write(b)
+	}
+	if t.rest = frameSize(b) - len(b); t.rest > 0 || b[0] != textFrame {
+		return t.Conn.Write(b)
+	}
+	buffer := gatherBuffers.Get().(*[gatherBytes]byte)
+	defer gatherBuffers.Put(buffer)
+	all, packets := t.c.out.gather(buffer[:0], b)
+	if packets <= 1 {
+		return t.Conn.Write(b)
+	}
+	if _, err := t.Conn.Write(all); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// frameSize is how long the frame is that b begins with, b having all of its header.
+func frameSize(b []byte) int {
+	switch n := b[1]; n {
+	case 126:
+		return 4 + int(binary.BigEndian.Uint16(b[2:]))
+	case 127:
+		return 10 + int(binary.BigEndian.Uint64(b[2:]))
+	default:
+		return 2 + int(n)
+	}
+}
+
+func appendTextFrame(dst, text []byte) []byte {
+	switch n := len(text); {
+	case n < 126:
+		dst = append(dst, textFrame, byte(n))
+	case n < 1<<16:
+		dst = binary.BigEndian.AppendUint16(append(dst, textFrame, 126), uint16(n))
+	default:
+		dst = binary.BigEndian.AppendUint64(append(dst, textFrame, 127), uint64(n))
+	}
+	return append(dst, text...)
+}
