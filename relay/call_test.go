@@ -420,6 +420,36 @@ func TestVanishedInbox(t *testing.T) {
 	}
 }
 
+// Nor does it lose an answer: the replica that has it tries again.
+func TestVanishedInboxOfTheCaller(t *testing.T) {
+	w := newWorld(t, 2)
+	d, c := w.nodes[0].connect("d", ""), w.nodes[1].connect("c", "")
+	d.register("m", false)
+	w.settle()
+	self, _, _ := w.nodes[1].rep.Self()
+	for range 3 {
+		call := c.call(Request{Method: "m"})
+		r := d.request()
+		if err := w.nodes[0].st.DropInbox(t.Context(), self); err != nil {
+			t.Fatal(err)
+		}
+		answered := time.Now()
+		d.answer(r, "1")
+		select {
+		case o := <-call.done:
+			// An audit may come before the answer: then the call is lost, in time and with its code.
+			if o.Code != "" && o.Code != CodeTargetLost {
+				t.Fatalf("%s", o.Ack)
+			}
+		case <-time.After(3 * time.Second):
+			t.Fatal("no outcome")
+		}
+		if took := time.Since(answered); took > 2*time.Second {
+			t.Errorf("ended after %s", took)
+		}
+	}
+}
+
 func TestFencedReplicaEndsItsCalls(t *testing.T) {
 	w := newWorld(t, 1)
 	n := w.nodes[0]

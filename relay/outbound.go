@@ -77,6 +77,13 @@ func (o *outbound) take(most int, spare []outgoing) []outgoing {
 	return batch
 }
 
+// later tries a message again whose inbox a living replica is about to make anew.
+func (o *outbound) later(m outgoing) {
+	if time.Now().Before(m.expires) {
+		time.AfterFunc(inboxHeals, func() { o.push(m) })
+	}
+}
+
 func (o *outbound) putBack(batch []outgoing) {
 	if len(batch) == 0 {
 		return
@@ -138,6 +145,10 @@ func (o *outbound) send(ctx context.Context, batch []outgoing) error {
 				again = append(again, m)
 				continue
 			}
+		}
+		if errors.Is(err, store.ErrNoInbox) && m.again && o.r.lives(m.to) {
+			o.later(m)
+			continue
 		}
 		if err != nil && m.failed != nil {
 			m.failed(err)

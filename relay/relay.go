@@ -305,6 +305,12 @@ func (r *Relay) send(instance string, e envelope, again bool, failed func(error)
 	return true
 }
 
+// lives reports whether the incarnation that an inbox belongs to lives.
+func (r *Relay) lives(in store.Inbox) bool {
+	live, ok := r.inboxOf(in.Instance)
+	return ok && live == in
+}
+
 func (r *Relay) inboxOf(instance string) (store.Inbox, bool) {
 	var in store.Inbox
 	var ok bool

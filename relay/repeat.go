@@ -76,7 +76,7 @@ func (r *Relay) begin(c *call) {
 
 // followOwner has a joined call adopted when the replica that runs it is no more.
 func (r *Relay) followOwner(c *call) {
-	if live, ok := r.inboxOf(c.owner.Instance); ok && live == c.owner {
+	if r.lives(c.owner) {
 		return
 	}
 	self, _, ok := r.rep.Self()
@@ -88,7 +88,7 @@ func (r *Relay) followOwner(c *call) {
 	go func() {
 		// The owner may be one whose start this replica has not read yet.
 		err := r.rep.CatchUp(ctx)
-		if live, ok := r.inboxOf(from.Instance); err != nil || ok && live == from {
+		if err != nil || r.lives(from) {
 			return
 		}
 		ctx, cancel := context.WithTimeout(ctx, r.rep.Patience())
@@ -293,7 +293,7 @@ func (r *Relay) recordAnswer(peer projections.PeerID, id uint32, result []byte) 
 			r.answer(peer, id, result)
 			return
 		}
-		if live, ok := r.inboxOf(rec.Owner.Instance); ok && live == rec.Owner {
+		if r.lives(rec.Owner) {
 			r.send(rec.Owner.Instance, envelope{
 				Kind: kindAnswer, Number: uint64(id), User: peer.User, Peer: peer.Peer, Body: result,
 			}, true, nil)
