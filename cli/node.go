@@ -29,6 +29,7 @@ type nodeConfig struct {
 	LateAck   time.Duration
 	Lease     time.Duration
 	Drain     time.Duration
+	Keeping   replica.Keeping
 	Auth      transport.Authenticator
 	Wire      transport.Options
 	Log       zerolog.Logger
@@ -89,7 +90,7 @@ func (n *node) Run(ctx context.Context) error {
 	metrics := transport.NewMetrics()
 	rep := replica.New(replica.Config{
 		Instance: n.cfg.Instance, URL: n.cfg.Advertise, Graces: n.cfg.Graces, Patience: n.cfg.Patience,
-		LeaseTTL: n.cfg.Lease, Log: n.cfg.Log,
+		LeaseTTL: n.cfg.Lease, Keeping: n.cfg.Keeping, Log: n.cfg.Log,
 	}, st)
 	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone})
 	gate := transport.NewGateway(rep, rel, n.cfg.Auth, n.cfg.Log)
