@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -22,90 +23,41 @@ const SnapshotSchema = 1
 // ErrSnapshot is wrapped by Decode's error for what is not a snapshot of this schema.
 var ErrSnapshot = errors.New("not a usable snapshot")
 
-// Frozen is a copy of a state that later events do not change, so that it can be encoded while the state goes on.
-type Frozen struct {
-	position events.Position
-	token    ulid.ULID
-	versions []version
-	replicas []Replica
-	slots    [events.Slots]Slot
-	peers    []Peer
-	methods  []Registration
-}
-
-type version struct {
-	of events.Aggregate
-	at events.Position
-}
-
-// Freeze copies the state; it takes a fraction of the time that encoding it takes.
-func (s *State) Freeze() *Frozen {
-	f := &Frozen{
-		position: s.Position, token: s.Token, slots: s.slots,
-		versions: make([]version, 0, len(s.versions)),
-		replicas: make([]Replica, 0, len(s.replicas)),
-		peers:    make([]Peer, 0, len(s.peers)),
-		methods:  make([]Registration, 0, len(s.methods)),
-	}
-	for a, at := range s.versions {
-		f.versions = append(f.versions, version{a, at})
-	}
-	for _, r := range s.replicas {
-		f.replicas = append(f.replicas, *r)
-	}
-	for _, p := range s.peers {
-		f.peers = append(f.peers, *p)
-	}
-	for _, r := range s.methods {
-		f.methods = append(f.methods, *r)
-	}
-	return f
-}
-
-// Position is where the log was when the state was frozen, and the token of the entry there.
-func (f *Frozen) Position() (events.Position, ulid.ULID) { return f.position, f.token }
-
 // Encode writes the whole state. Equal states have equal encodings, whatever order they were reached in.
-func (s *State) Encode() []byte { return s.Freeze().Encode() }
-
-// Encode is State.Encode of the frozen state. It is not to be called twice at the same time.
-func (f *Frozen) Encode() []byte {
-	e := encoder{b: make([]byte, 0, 1024+80*len(f.versions)+180*len(f.peers)+120*len(f.methods))}
+func (s *State) Encode() []byte {
+	e := encoder{b: make([]byte, 0, 1024+160*len(s.versions)+256*len(s.peers))}
 	e.uint(SnapshotSchema)
-	e.position(f.position)
-	e.b = append(e.b, f.token[:]...)
+	e.position(s.Position)
+	e.b = append(e.b, s.Token[:]...)
 
-	e.uint(uint64(len(f.versions)))
-	slices.SortFunc(f.versions, func(a, b version) int { return cmp.Compare(a.of, b.of) })
-	for _, v := range f.versions {
-		e.text(string(v.of))
-		e.position(v.at)
+	e.uint(uint64(len(s.versions)))
+	for _, a := range slices.Sorted(maps.Keys(s.versions)) {
+		e.text(string(a))
+		e.position(s.versions[a])
 	}
-	e.uint(uint64(len(f.replicas)))
-	slices.SortFunc(f.replicas, func(a, b Replica) int { return cmp.Compare(a.Instance, b.Instance) })
-	for _, r := range f.replicas {
+	e.uint(uint64(len(s.replicas)))
+	for _, name := range slices.Sorted(maps.Keys(s.replicas)) {
+		r := s.replicas[name]
 		e.text(r.Instance, r.Incarnation, r.URL)
 		e.uint(uint64(r.Slot))
 		e.position(r.Started)
 		e.uint(uint64(r.Understands))
 	}
-	for _, slot := range f.slots {
+	for _, slot := range s.slots {
 		e.text(slot.Instance, slot.Incarnation)
 		e.flags(slot.Live)
 		e.position(slot.Freed)
 	}
-	e.uint(uint64(len(f.peers)))
-	slices.SortFunc(f.peers, func(a, b Peer) int { return comparePeers(a.PeerID, b.PeerID) })
-	for i := range f.peers {
-		p := &f.peers[i]
+	e.uint(uint64(len(s.peers)))
+	for _, id := range slices.SortedFunc(maps.Keys(s.peers), comparePeers) {
+		p := s.peers[id]
 		e.text(p.User, p.PeerID.Peer, p.Connection, p.Instance, p.Session, p.Recovery)
 		e.flags(p.Anonymous, p.Connected, p.SessionEnded, p.Gone)
 		e.time(p.Changed)
 	}
-	e.uint(uint64(len(f.methods)))
-	slices.SortFunc(f.methods, func(a, b Registration) int { return compareMethods(a.MethodID, b.MethodID) })
-	for i := range f.methods {
-		r := &f.methods[i]
+	e.uint(uint64(len(s.methods)))
+	for _, id := range slices.SortedFunc(maps.Keys(s.methods), compareMethods) {
+		r := s.methods[id]
 		e.text(r.User, r.Method, r.Holder.Peer, r.Session)
 		e.flags(r.ReplaySafe, r.Lapsed)
 		e.position(r.Version)

@@ -20,6 +20,9 @@ const (
 	keeperTTL  = 30 * time.Second
 	// snapshotTimeout bounds the writing of one snapshot. It is below keeperTTL, so that nobody else begins meanwhile.
 	snapshotTimeout = 25 * time.Second
+	// restAfterSnapshot keeps a large state under many events from being written all the time: that much longer than
+	// the writing took nothing is due.
+	restAfterSnapshot = 10
 	// trimEvery and trimRounds bound how long the log is above its bounds, and one pass.
 	trimEvery  = 30 * time.Second
 	trimRounds = 1000
@@ -59,6 +62,7 @@ type keeper struct {
 	newest  events.Position // of the newest snapshot known
 	applied uint64          // what Metrics.Applied was when that was noticed
 	taken   time.Time       // when it was written, by the store's clock
+	cost    time.Duration   // how long the last one took that this replica wrote
 	trimmed time.Time
 	swept   time.Time
 	tight   bool // the last pass found the log beyond its memory
@@ -95,7 +99,9 @@ func (r *Replica) keepOnce(ctx context.Context, l *life) error {
 	if err != nil {
 		return err
 	}
-	if since >= uint64(r.cfg.Keeping.SnapshotEvents) || since > 0 && r.Now().Sub(k.taken) >= r.cfg.Keeping.SnapshotEvery {
+	age := r.Now().Sub(k.taken)
+	if since >= uint64(r.cfg.Keeping.SnapshotEvents) && age >= restAfterSnapshot*k.cost ||
+		since > 0 && age >= r.cfg.Keeping.SnapshotEvery {
 		if err := r.writeSnapshot(ctx, l); err != nil {
 			r.metrics.Anomalies.With("snapshot-failed").Inc()
 			return fmt.Errorf("write a snapshot: %w", err)
@@ -148,23 +154,24 @@ func (r *Replica) sinceSnapshot(ctx context.Context) (uint64, error) {
 	return max(1, applied-k.applied), nil
 }
 
-// writeSnapshot writes the present state. It holds the state's lock for the copy alone, 20 to 60 ms for 100,000
-// peers with a registration each; the encoding, ten times as long, is done on the copy.
+// writeSnapshot makes the state from the newest snapshot and the log after it, beside the one that this replica
+// shows, and stores that. It takes no lock of the state, which would stop everything for as long as encoding takes,
+// and what it stores is the log's and not a memory of entries that the log has lost.
 func (r *Replica) writeSnapshot(ctx context.Context, l *life) error {
 	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
 	defer cancel()
 	started := time.Now()
-	r.mu.RLock()
-	frozen := r.state.Freeze()
 	applied := r.metrics.Applied.Load()
-	r.mu.RUnlock()
-	held := time.Since(started)
-	position, token := frozen.Position()
-	if position.IsZero() {
+	f, err := r.foldAnew(ctx)
+	if err != nil {
+		return err
+	}
+	position, token := f.state.Position, f.state.Token
+	if position == f.base { // nothing has happened since
 		return nil
 	}
-	data := frozen.Encode()
-	if ok, err := r.st.Keep(ctx, l.inbox, keeperTTL); err != nil || !ok { // the encoding took its time
+	data := f.state.Encode()
+	if ok, err := r.st.Keep(ctx, l.inbox, keeperTTL); err != nil || !ok { // that took its time
 		return errors.Join(err, ctx.Err())
 	}
 	snap, err := r.st.WriteSnapshot(ctx, l.inbox, store.Snapshot{
@@ -174,11 +181,12 @@ func (r *Replica) writeSnapshot(ctx context.Context, l *life) error {
 	if err != nil {
 		return err
 	}
-	r.keeper.newest, r.keeper.applied, r.keeper.taken = position, applied, snap.Time
+	k := &r.keeper
+	k.newest, k.applied, k.taken, k.cost = position, applied, snap.Time, time.Since(started)
 	r.metrics.Snapshots.Add(1)
 	r.metrics.SnapshotAt.Store(snap.Time.UnixMilli())
 	r.log.Info().Stringer("position", position).Int("bytes", snap.Size).Int("packed", snap.Packed).
-		Dur("locked", held).Dur("took", time.Since(started)).Msg("snapshot written")
+		Dur("took", k.cost).Msg("snapshot written")
 	return nil
 }
 
