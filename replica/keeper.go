@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -18,7 +19,7 @@ const (
 	// place of one that died stays empty at most, besides a tick.
 	keeperTick = 2 * time.Second
 	keeperTTL  = 30 * time.Second
-	// snapshotTimeout bounds the writing of one snapshot. It is below keeperTTL, so that nobody else begins meanwhile.
+	// snapshotTimeout bounds the storing of one snapshot. It is below keeperTTL, so that nobody else begins meanwhile.
 	snapshotTimeout = 25 * time.Second
 	// restAfterSnapshot keeps a large state under many events from being written all the time: that much longer than
 	// the writing took nothing is due.
@@ -158,11 +159,9 @@ func (r *Replica) sinceSnapshot(ctx context.Context) (uint64, error) {
 // shows, and stores that. It takes no lock of the state, which would stop everything for as long as encoding takes,
 // and what it stores is the log's and not a memory of entries that the log has lost.
 func (r *Replica) writeSnapshot(ctx context.Context, l *life) error {
-	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
-	defer cancel()
 	started := time.Now()
 	applied := r.metrics.Applied.Load()
-	f, err := r.foldAnew(ctx)
+	f, err := r.foldAsKeeper(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -171,6 +170,8 @@ func (r *Replica) writeSnapshot(ctx context.Context, l *life) error {
 		return nil
 	}
 	data := f.state.Encode()
+	ctx, cancel := context.WithTimeout(ctx, snapshotTimeout)
+	defer cancel()
 	if ok, err := r.st.Keep(ctx, l.inbox, keeperTTL); err != nil || !ok { // that took its time
 		return errors.Join(err, ctx.Err())
 	}
@@ -188,6 +189,30 @@ func (r *Replica) writeSnapshot(ctx context.Context, l *life) error {
 	r.log.Info().Stringer("position", position).Int("bytes", snap.Size).Int("packed", snap.Packed).
 		Dur("took", k.cost).Msg("snapshot written")
 	return nil
+}
+
+// foldAsKeeper is foldAnew, which may take long for want of a snapshot; meanwhile the keeper's lease is renewed.
+func (r *Replica) foldAsKeeper(ctx context.Context, l *life) (*folded, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var renewal sync.WaitGroup
+	defer renewal.Wait()
+	defer cancel()
+	renewal.Go(func() {
+		tick := time.NewTicker(keeperTTL / 3)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				if held, err := r.st.Keep(ctx, l.inbox, keeperTTL); err == nil && !held {
+					cancel() // it is another one's work now
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return r.foldAnew(ctx)
 }
 
 // lastSnapshot leaves a snapshot behind at a clean end, so that a cluster that was stopped as a whole starts from its

@@ -57,10 +57,14 @@ for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
     local lives = live[instance] or redis.call('EXISTS', ARGV[6] .. instance) == 1
     local gone
     if not lives then
-      -- A group that was never read from is as old as what it was to begin after.
+      -- A living replica reads its group twice a second, also when nothing comes. One that was never read from is as
+      -- old as what it was to begin after; the embedded Redis does not always know the idle time, and says -1.
       gone = now - parse(group['last-delivered-id'])[1]
       for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', log, group['name'])) do
-        gone = math.min(gone, tonumber(fields(consumer)['idle']))
+        local idle = tonumber(fields(consumer)['idle'])
+        if idle >= 0 then
+          gone = math.min(gone, idle)
+        end
       end
     end
     if gone and gone > forget then
