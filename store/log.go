@@ -101,7 +101,8 @@ func decodeRecord(entry *rueidis.RedisMessage) (events.Record, error) {
 	if record.Position, err = events.ParsePosition(id); err != nil {
 		return events.Record{}, fmt.Errorf("%w at %s: %w", ErrDamaged, id, err)
 	}
-	var kind, schema, token, previous, cause, data string
+	var kind, schema, token, previous, cause string
+	var data []byte
 	var seen int
 	for i := 0; i+1 < len(fields); i += 2 {
 		field, _ := fields[i].ToString()
@@ -123,7 +124,8 @@ func decodeRecord(entry *rueidis.RedisMessage) (events.Record, error) {
 		case "r":
 			record.Replica, seen = value, seen|32
 		case "d":
-			data, seen = value, seen|64
+			data, _ = fields[i+1].AsBytes() // without a copy: the decoder keeps nothing of it
+			seen |= 64
 		}
 	}
 	if seen != 127 {
@@ -144,7 +146,7 @@ func decodeRecord(entry *rueidis.RedisMessage) (events.Record, error) {
 	if record.Cause, err = ulid.ParseStrict(cause); err != nil {
 		return events.Record{}, fmt.Errorf("%w at %s: cause: %w", ErrDamaged, id, err)
 	}
-	encoded, err := migrations.Upcast(events.Encoded{Type: kind, Schema: generation, Data: []byte(data)})
+	encoded, err := migrations.Upcast(events.Encoded{Type: kind, Schema: generation, Data: data})
 	if err != nil {
 		return events.Record{}, fmt.Errorf("%w at %s of type %q schema %d: %w", ErrDamaged, id, kind, generation, err)
 	}

@@ -101,10 +101,9 @@ func TestTrimKeepsWhatIsYoung(t *testing.T) {
 func TestTrimDoesNotRelyOnForeignSnapshots(t *testing.T) {
 	onEach(t, func(t *testing.T, b backend) {
 		w := newTrims(t, b, 3)
-		keeper := Inbox{}
 		list := must[[]Snapshot](t)(w.Snapshots(t.Context()))
 		raw(t, w.Store, "DEL", w.keys.keeper)
-		keeper = keeperOf(t, w.Store)
+		keeper := keeperOf(t, w.Store)
 		foreign := list[0]
 		foreign.ID, foreign.Position = "foreign", w.at[6] // with the token of another entry
 		if _, err := w.WriteSnapshot(t.Context(), keeper, foreign, nil); err != nil {
