@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"holdfast/events"
@@ -51,12 +52,27 @@ func (r *Replica) fold(ctx context.Context) error {
 	return nil
 }
 
+// maxFolds bounds how often a fold begins again because the log was trimmed and its snapshots replaced meanwhile.
+const maxFolds = 5
+
 // foldAnew makes the state that the log as it stands adds up to.
 func (r *Replica) foldAnew(ctx context.Context) (*folded, error) {
 	list, err := r.st.Snapshots(ctx)
-	if err != nil {
-		return nil, err
+	for try := 1; err == nil; try++ {
+		f, failed := r.foldFrom(ctx, list)
+		if !errors.Is(failed, errBegun) || try == maxFolds {
+			return f, failed
+		}
+		before := list
+		if list, err = r.st.Snapshots(ctx); err == nil && slices.Equal(before, list) {
+			return f, failed
+		}
 	}
+	return nil, err
+}
+
+// foldFrom takes the first usable snapshot, or else the beginning of the log.
+func (r *Replica) foldFrom(ctx context.Context, list []store.Snapshot) (*folded, error) {
 	for _, snap := range list {
 		f, why, err := r.load(ctx, snap)
 		if err != nil {
@@ -76,7 +92,7 @@ func (r *Replica) foldAnew(ctx context.Context) (*folded, error) {
 		r.metrics.Anomalies.With("snapshot-discarded").Inc()
 	}
 	f := &folded{state: projections.New()}
-	err = r.readOn(ctx, f)
+	err := r.readOn(ctx, f)
 	if errors.Is(err, errGap) && f.read == 0 {
 		return nil, errBegun
 	}

@@ -225,6 +225,9 @@ func TestStartAfterATrim(t *testing.T) {
 		if first(t, st).Token == began.Token {
 			t.Fatal("the log was not trimmed")
 		}
+		if _, err := New(Config{Instance: "reader"}, st).foldFrom(t.Context(), nil); !errors.Is(err, errBegun) {
+			t.Errorf("a fold without its snapshots: %v", err)
+		}
 		held := a.connect("held")
 		a.register(held, "held")
 		b := start(t, "b", open())
