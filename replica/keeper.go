@@ -67,6 +67,8 @@ type keeper struct {
 	trimmed time.Time
 	swept   time.Time
 	tight   bool // the last pass found the log beyond its memory
+	urgent  bool // it could not be made shorter: newer snapshots may let it
+	apart   bool // the two snapshots are of two positions
 }
 
 // pace is how often the keeper does what, and how old an inbox has to be before it is looked at.
@@ -102,7 +104,8 @@ func (r *Replica) keepOnce(ctx context.Context, l *life) error {
 	}
 	age := r.Now().Sub(k.taken)
 	if since >= uint64(r.cfg.Keeping.SnapshotEvents) && age >= restAfterSnapshot*k.cost ||
-		since > 0 && age >= r.cfg.Keeping.SnapshotEvery {
+		since > 0 && age >= r.cfg.Keeping.SnapshotEvery ||
+		k.urgent && k.apart && age >= max(r.pace.trim, restAfterSnapshot*k.cost) {
 		if err := r.writeSnapshot(ctx, l); err != nil {
 			r.metrics.Anomalies.With("snapshot-failed").Inc()
 			return fmt.Errorf("write a snapshot: %w", err)
@@ -145,6 +148,7 @@ func (r *Replica) sinceSnapshot(ctx context.Context) (uint64, error) {
 		}
 		k.newest, k.taken = newest.Position, newest.Time
 	}
+	k.apart = len(list) < store.KeptSnapshots || list[0].Position != list[1].Position
 	if k.taken.IsZero() {
 		k.taken = r.Now() // there is none: the first is due as if one had been written now
 	}
@@ -166,7 +170,7 @@ func (r *Replica) writeSnapshot(ctx context.Context, l *life) error {
 		return err
 	}
 	position, token := f.state.Position, f.state.Token
-	if position == f.base { // nothing has happened since
+	if position == f.base && !r.keeper.urgent { // nothing has happened since
 		return nil
 	}
 	data := f.state.Encode()
@@ -292,7 +296,7 @@ func (r *Replica) trim(ctx context.Context, l *life) error {
 		r.log.Warn().Int64("bytes", last.Memory).Int64("allowed", r.cfg.Keeping.RetainMemory).Bool("exceeded", last.Exceeded).
 			Msg("the log takes more memory than --retain-memory allows: it is kept for less than --retain, or cannot be made shorter now")
 	}
-	k.tight = tight
+	k.tight, k.urgent = tight, last.Exceeded
 	return nil
 }
 

@@ -253,6 +253,26 @@ func TestStartAfterATrim(t *testing.T) {
 	})
 }
 
+// Without room for the log it is as short as two snapshots allow, and these are made as new as can be.
+func TestLogBeyondItsMemory(t *testing.T) {
+	s := redistest.Start(t)
+	st := openStore(t, s.URL)
+	a := start(t, "a", st, hasty(1_000_000, func(k *Keeping) { k.RetainMemory = 1 }))
+	a.work("w", 20)
+	eventually(t, "the log is short", func() bool {
+		records, err := st.Range(t.Context(), events.Position{}, 10)
+		return err == nil && len(records) < 10
+	})
+	eventually(t, "that it was kept for less than was asked for is counted", func() bool {
+		return a.metrics.Anomalies.With("retention-shortened").n.Load() > 0
+	})
+	a.work("v", 3)
+	a.stop()
+	if f, _ := anew(t, st); f.base.IsZero() || f.state.PeerCount() == 0 {
+		t.Errorf("a start begins at %s and shows %d peers", f.base, f.state.PeerCount())
+	}
+}
+
 // A replica that was paused finds what it has not read, however little of the log is kept.
 func TestTrimWaitsForAPausedReplica(t *testing.T) {
 	s := redistest.Start(t)
