@@ -105,7 +105,6 @@ func TestStartOfALargeState(t *testing.T) {
 	for range 3 {
 		n, took := justRead(t, s.URL)
 		reading = max(reading, float64(n)/took.Seconds())
-		f = nil
 		runtime.GC()
 		begin := time.Now()
 		if f, err = New(Config{Instance: "reader"}, st).foldAnew(t.Context()); err != nil {
@@ -143,7 +142,6 @@ func TestStartOfALargeState(t *testing.T) {
 	if err := st.ReleaseKeep(t.Context(), in); err != nil {
 		t.Fatal(err)
 	}
-	f = nil
 	runtime.GC()
 
 	for i := range 3 {
