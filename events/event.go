@@ -55,6 +55,20 @@ func aggregate(kind string, parts ...string) Aggregate {
 	return Aggregate(b.String())
 }
 
+var aggregateUnescape = strings.NewReplacer("%2F", "/", "%25", "%")
+
+// Parts takes the name of an aggregate apart: "peer:a%2Fb/c" is a peer with the names "a/b" and "c".
+func (a Aggregate) Parts() (kind string, names []string) {
+	kind, rest, ok := strings.Cut(string(a), ":")
+	if !ok {
+		return kind, nil
+	}
+	for name := range strings.SplitSeq(rest, "/") {
+		names = append(names, aggregateUnescape.Replace(name))
+	}
+	return kind, names
+}
+
 // Position is the id of a log entry as Redis gives it: milliseconds of Redis's clock and a sequence number.
 // The zero Position is before every entry, and as a version it means "does not exist".
 type Position struct {

@@ -2,17 +2,14 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"strconv"
 	"strings"
 
 	"github.com/oklog/ulid/v2"
 	"github.com/redis/rueidis"
 
 	"holdfast/events"
-	"holdfast/migrations"
 )
 
 // Head is the end of the log; the zero Head when nothing has been appended.
@@ -92,70 +89,9 @@ func decodeRecords(entries []rueidis.RedisMessage) ([]events.Record, error) {
 	return records, nil
 }
 
-func decodeRecord(entry *rueidis.RedisMessage) (events.Record, error) {
-	id, fields, err := splitEntry(entry)
-	if err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: %w", ErrDamaged, id, err)
-	}
-	var record events.Record
-	if record.Position, err = events.ParsePosition(id); err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: %w", ErrDamaged, id, err)
-	}
-	var kind, schema, token, previous, cause, data string
-	var seen int
-	for i := 0; i+1 < len(fields); i += 2 {
-		field, _ := fields[i].ToString()
-		value, err := fields[i+1].ToString()
-		if err != nil {
-			return events.Record{}, fmt.Errorf("%w at %s: field %s: %w", ErrDamaged, id, field, err)
-		}
-		switch field {
-		case "t":
-			kind, seen = value, seen|1
-		case "s":
-			schema, seen = value, seen|2
-		case "u":
-			token, seen = value, seen|4
-		case "p":
-			previous, seen = value, seen|8
-		case "c":
-			cause, seen = value, seen|16
-		case "r":
-			record.Replica, seen = value, seen|32
-		case "d":
-			data, seen = value, seen|64
-		}
-	}
-	if seen != 127 {
-		return events.Record{}, fmt.Errorf("%w at %s: a field is missing", ErrDamaged, id)
-	}
-	generation, err := strconv.Atoi(schema)
-	if err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: schema: %w", ErrDamaged, id, err)
-	}
-	if record.Token, err = ulid.ParseStrict(token); err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: token: %w", ErrDamaged, id, err)
-	}
-	if previous != "" {
-		if record.Previous, err = ulid.ParseStrict(previous); err != nil {
-			return events.Record{}, fmt.Errorf("%w at %s: previous token: %w", ErrDamaged, id, err)
-		}
-	}
-	if record.Cause, err = ulid.ParseStrict(cause); err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: cause: %w", ErrDamaged, id, err)
-	}
-	encoded, err := migrations.Upcast(events.Encoded{Type: kind, Schema: generation, Data: []byte(data)})
-	if err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s of type %q schema %d: %w", ErrDamaged, id, kind, generation, err)
-	}
-	record.Event, err = events.Decode(encoded)
-	if errors.Is(err, events.ErrUnknown) {
-		return events.Record{}, fmt.Errorf("entry %s of type %q schema %d: %w", id, kind, generation, err)
-	}
-	if err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s of type %q schema %d: %w", ErrDamaged, id, kind, generation, err)
-	}
-	return record, nil
+func decodeRecord(message *rueidis.RedisMessage) (events.Record, error) {
+	entry := parseEntry(message)
+	return entry.Record()
 }
 
 // splitEntry takes a stream entry apart: its id, and its fields and values in turn.
