@@ -7,6 +7,7 @@ package events
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -111,6 +112,14 @@ func (p Position) Compare(q Position) int {
 
 // Before reports whether p comes earlier in the log than q.
 func (p Position) Before(q Position) bool { return p.Compare(q) < 0 }
+
+// Next is the lowest position after p.
+func (p Position) Next() Position {
+	if p.Seq == math.MaxUint64 {
+		return Position{Ms: p.Ms + 1}
+	}
+	return Position{Ms: p.Ms, Seq: p.Seq + 1}
+}
 
 // Time is the time part of the position.
 func (p Position) Time() time.Time { return time.UnixMilli(int64(p.Ms)).UTC() }

@@ -259,7 +259,7 @@ func (r *Replica) noteOwnEnd(records []events.Record) {
 func (r *Replica) rebuild(ctx context.Context, why error) error {
 	r.log.Warn().Err(why).Msg("rebuilding the state from the log as it stands")
 	r.metrics.Anomalies.With("rebuilt").Inc()
-	state := projections.New()
+	state := r.cfg.Base()
 	for {
 		records, err := r.st.Range(ctx, state.Position, pageSize)
 		for _, rec := range records {

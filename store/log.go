@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/oklog/ulid/v2"
@@ -53,7 +52,7 @@ func (s *Store) Range(ctx context.Context, after events.Position, limit int) ([]
 	if limit <= 0 {
 		return nil, nil
 	}
-	res := s.do(ctx, s.client.B().Xrange().Key(s.keys.log).Start(next(after).String()).End("+").Count(int64(limit)).Build())
+	res := s.do(ctx, s.client.B().Xrange().Key(s.keys.log).Start(after.Next().String()).End("+").Count(int64(limit)).Build())
 	if err := s.check(ctx, op, res); err != nil {
 		return nil, err
 	}
@@ -66,14 +65,6 @@ func (s *Store) Range(ctx context.Context, after events.Position, limit int) ([]
 		err = fmt.Errorf("store: %s: %w", op, err)
 	}
 	return records, err
-}
-
-// next is the lowest position after p.
-func next(p events.Position) events.Position {
-	if p.Seq == math.MaxUint64 {
-		return events.Position{Ms: p.Ms + 1}
-	}
-	return events.Position{Ms: p.Ms, Seq: p.Seq + 1}
 }
 
 // decodeRecords reads entries up to the first that cannot be read.
