@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	"holdfast/projections"
 	"holdfast/store"
 	"holdfast/transport"
 )
@@ -42,9 +41,9 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 		return err
 	}
 	defer embedded.Close()
-	var base func() *projections.State
+	var from loaded
 	if c.From != "" {
-		if base, err = loadSlice(ctx, c.From, embedded); err != nil {
+		if from, err = loadSlice(ctx, c.From, embedded); err != nil {
 			return err
 		}
 	}
@@ -64,7 +63,7 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 			Instance: fmt.Sprintf("dev-%d", i+1), Advertise: "http://" + at, Listen: at,
 			Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck,
 			Auth: transport.Authenticator{Insecure: true}, Wire: wire,
-			Base: base, Log: log.With().Int("replica", i+1).Logger(),
+			Base: from.base, Log: log.With().Int("replica", i+1).Logger(),
 			Open: embedded.Open,
 		})
 		if err != nil {
@@ -85,6 +84,10 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 		})
 	}
 	c.greet(out, embedded, nodes)
+	if c.From != "" {
+		fmt.Fprintf(out.stdout, "The log begins with %d entries of %s, up to %s. Its replicas are recorded as lost, their peers are away since now.\n\n",
+			from.entries, c.From, from.to)
+	}
 	group.Wait()
 	select {
 	case err := <-errs:

@@ -63,6 +63,7 @@ type registrationView struct {
 type thing interface {
 	key() string
 	about() about
+	names() int // how many of its first fields make up the key
 }
 
 // The prefix replica: is what people ask for; the aggregate behind it is its incarnation.
@@ -73,6 +74,10 @@ func (v replicaView) key() string {
 }
 func (v peerView) key() string         { return string(events.PeerKey(v.User, v.Peer)) }
 func (v registrationView) key() string { return string(events.MethodKey(v.User, v.Method)) }
+
+func (replicaView) names() int      { return 1 }
+func (peerView) names() int         { return 2 }
+func (registrationView) names() int { return 2 }
 
 func (v replicaView) about() about { return about{instances: []string{v.Replica}} }
 func (v peerView) about() about {
@@ -246,7 +251,7 @@ func members(v thing) []member {
 	}
 	value := reflect.ValueOf(v)
 	all := make([]member, 0, value.NumField())
-	for i := range value.NumField() {
+	for i := v.names(); i < value.NumField(); i++ {
 		name, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("json"), ",")
 		all = append(all, member{name, fmt.Sprint(value.Field(i).Interface())})
 	}
@@ -307,16 +312,17 @@ func (d difference) print(w io.Writer, p paint) {
 // describe tells changes in one line. Of a thing that came or went it leaves out what is empty.
 func describe(all []change) string {
 	var parts []string
+	add := func(c change, value *string) {
+		if *value != "" && *value != "false" {
+			parts = append(parts, c.Field+"="+plain(*value))
+		}
+	}
 	for _, c := range all {
 		switch {
 		case c.Before == nil:
-			if *c.After != "" && *c.After != "false" {
-				parts = append(parts, c.Field+"="+plain(*c.After))
-			}
+			add(c, c.After)
 		case c.After == nil:
-			if *c.Before != "" && *c.Before != "false" {
-				parts = append(parts, c.Field+"="+plain(*c.Before))
-			}
+			add(c, c.Before)
 		default:
 			parts = append(parts, fmt.Sprintf("%s: %s → %s", c.Field, plain(*c.Before), plain(*c.After)))
 		}

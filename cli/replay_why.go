@@ -147,6 +147,16 @@ func (c chapter) print(w io.Writer, e store.Entry, p paint) {
 		if !c.Named {
 			word = "hence"
 		}
-		fmt.Fprintf(w, "    %s  %s\n", word, describe(c.Changes))
+		fmt.Fprintf(w, "    %s  %s\n", word, c.describe())
 	}
+}
+
+// describe tells what the event did to the thing. What an ended one was is told by the chapters before.
+func (c chapter) describe() string {
+	ended := slices.IndexFunc(c.Changes, func(c change) bool { return c.After == nil }) >= 0
+	if !ended {
+		return describe(c.Changes)
+	}
+	rest := slices.DeleteFunc(slices.Clone(c.Changes), func(c change) bool { return c.After == nil })
+	return strings.TrimRight("it is no more  "+describe(rest), " ")
 }
