@@ -44,7 +44,7 @@ type groupView struct {
 	Group    string          `json:"group"`
 	Position events.Position `json:"position"`
 	AgeMs    int64           `json:"ageMs"`
-	Lag      int64           `json:"lag"` // -1: more than Redis can count
+	Lag      int64           `json:"lag"` // -1: more than maxCounted, and Redis does not tell
 	Pending  int64           `json:"pending"`
 }
 
@@ -128,14 +128,22 @@ func placeOf(entries []store.Entry, now time.Time) *placeView {
 	return &placeView{Position: at, Time: clock(at.Time()), AgeMs: now.Sub(at.Time()).Milliseconds()}
 }
 
-// lagOf counts a small lag: Redis's own figure is wrong for a group that was made in the middle of a log or whose
-// log was trimmed under it.
+// maxCounted is how many entries of a group's lag are counted one by one.
+const maxCounted = 10 * replayPage
+
+// lagOf counts what a group has not read: Redis's own figure is missing or wrong for a group that was made in the
+// middle of a log, or whose log was trimmed under it. It stands for a lag that is long to count.
 func lagOf(ctx context.Context, st *store.Store, g store.Group) (int64, error) {
-	unread, err := st.Entries(ctx, g.Position.Next(), store.Last, replayPage)
-	if len(unread) < replayPage {
-		return int64(len(unread)), err
+	counted := int64(0)
+	for at := g.Position; counted < maxCounted; {
+		unread, err := st.Entries(ctx, at.Next(), store.Last, replayPage)
+		counted += int64(len(unread))
+		if err != nil || len(unread) < replayPage {
+			return counted, err
+		}
+		at = unread[len(unread)-1].Position
 	}
-	return g.Lag, err
+	return max(g.Lag, -1), nil
 }
 
 // scan counts the types among the latest entries.
@@ -210,7 +218,7 @@ func (v logView) print(w io.Writer) error {
 	for _, g := range v.Groups {
 		lag := strconv.FormatInt(g.Lag, 10)
 		if g.Lag < 0 {
-			lag = fmt.Sprintf("%d or more", replayPage)
+			lag = fmt.Sprintf("%d or more", maxCounted)
 		}
 		since := "-"
 		if !g.Position.IsZero() {

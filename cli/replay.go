@@ -263,7 +263,7 @@ func (c *ReplayCmd) why(ctx context.Context, src source, from, to events.Positio
 		if c.Format == "json" {
 			return writeJSON(w, ch)
 		}
-		ch.print(w, e, p)
+		ch.print(w, a, e, p)
 		return nil
 	})
 	if err == nil && told == 0 && c.Format != "json" {

@@ -177,7 +177,7 @@ func (v stateView) things() []thing {
 }
 
 func (v stateView) print(w io.Writer, now time.Time) error {
-	fmt.Fprintf(w, "state at %s  %s (%s ago): %d replicas, %d peers, %d registrations\n",
+	fmt.Fprintf(w, "state at %s  %s (%s ago): replicas %d, peers %d, registrations %d\n",
 		v.Position, v.Time, age(now.Sub(v.Position.Time())), len(v.Replicas), len(v.Peers), len(v.Registrations))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(v.Replicas) > 0 {

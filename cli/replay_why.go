@@ -32,6 +32,12 @@ func parseAsked(text string) (asked, error) {
 	return a, nil
 }
 
+// is says whether the name is the thing's own.
+func (a asked) is(name string) bool {
+	other, err := parseAsked(name)
+	return err == nil && other.kind == a.kind && slices.Equal(other.names, a.names)
+}
+
 // in finds the thing in a state; nil when it is not there.
 func (a asked) in(s *projections.State) thing {
 	switch a.kind {
@@ -133,12 +139,12 @@ func (a asked) counting(s *projections.State, e store.Entry) func() []change {
 	}
 }
 
-func (c chapter) print(w io.Writer, e store.Entry, p paint) {
+func (c chapter) print(w io.Writer, a asked, e store.Entry, p paint) {
 	at := e.Position.Time()
 	line := p.in(dim, fmt.Sprintf("%s  %s", clock(at), e.Position)) +
 		fmt.Sprintf("  %s ago  ", age(time.Duration(c.AgeMs)*time.Millisecond)) + p.in(colourOf(e.Type), plain(e.Type))
-	if !c.Named {
-		line += "  " + plain(subject(e))
+	if about := subject(e); !a.is(about) {
+		line += "  " + plain(about)
 	}
 	fmt.Fprintf(w, "%s  %s\n", line, details(e))
 	fmt.Fprintf(w, "    by %s, command %s\n", plain(e.Replica), e.Cause)
