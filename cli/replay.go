@@ -59,11 +59,11 @@ func (c *ReplayCmd) check() error {
 	switch {
 	case modes > 1:
 		return usageError{"--state (or --at), --diff, --why, --export and --follow exclude each other"}
-	case !c.At.isZero() && !(c.From.isZero() && c.To.isZero()):
+	case !c.At.isZero() && (!c.From.isZero() || !c.To.isZero()):
 		return usageError{"--at takes neither --from nor --to"}
 	case c.State && !c.From.isZero():
 		return usageError{"--state takes no --from: what is true at a moment follows from everything before it"}
-	case !c.Diff.isZero() && !(c.From.isZero() && c.To.isZero()):
+	case !c.Diff.isZero() && (!c.From.isZero() || !c.To.isZero()):
 		return usageError{"--diff takes neither --from nor --to: it has its own two moments"}
 	case c.Follow && (c.File != "" || !c.To.isZero()):
 		return usageError{"--follow reads Redis, and has no end: it takes neither a file nor --to"}
@@ -189,7 +189,7 @@ func follow(ctx context.Context, st *store.Store, at events.Position, stderr io.
 		entries, err := st.AwaitEntries(ctx, at, replayPage, followBlock)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // interrupted
 		case errors.Is(err, store.ErrUnavailable):
 			if !away {
 				fmt.Fprintf(stderr, "waiting for Redis: %v\n", err)

@@ -217,15 +217,16 @@ func (s *fileSource) read(header func(sliceHeader), entry func(store.Entry) erro
 		if err != nil {
 			return fmt.Errorf("%w: it ends without its last line, or is damaged: %w", errSlice, err)
 		}
-		if first {
+		switch {
+		case first:
 			var h sliceHeader
 			if err := json.Unmarshal(line, &h); err != nil {
 				return fmt.Errorf("%w: header: %w", errSlice, err)
 			}
 			header(h)
-		} else if bytes.HasPrefix(line, []byte(`{"entries":`)) {
+		case bytes.HasPrefix(line, []byte(`{"entries":`)):
 			return checkTrailer(line, lines, entries, sum)
-		} else {
+		default:
 			var stored storedEntry
 			if err := json.Unmarshal(line, &stored); err != nil {
 				return fmt.Errorf("%w: entry %d: %w", errSlice, entries+1, err)

@@ -74,33 +74,34 @@ var (
 	}
 )
 
-// entry is the same entry about pseudonyms. Of one that cannot be read only its type and place are left.
+// entry is the same entry about pseudonyms. Of a damaged one only its place is left.
 func (r redactor) entry(e store.Entry) store.Entry {
-	_, err := e.Record()
-	readable := err == nil
+	_, problem := e.Record()
 	e.Token, e.Previous, e.Cause = r.Token(e.Token), r.Token(e.Previous), r.Token(e.Cause)
-	e.Replica = r.Name("instance", e.Replica)
-	e.Data = r.data(e.Data, readable)
-	e.Touches = ""
-	if e.Damage != nil {
+	e.Replica, e.Touches = r.Name("instance", e.Replica), ""
+	switch {
+	case problem == nil:
+		e.Data = r.data(e.Data, true)
+		e.Touches = touchesOf(e)
+	case errors.Is(problem, events.ErrUnknown):
+		e.Data = r.data(e.Data, false)
+	default:
 		e.Type, e.Data = "", nil
 		e.Damage = fmt.Errorf("%w at %s", store.ErrDamaged, e.Position)
 	}
-	if readable {
-		record, err := e.Record()
-		if err != nil { // a field that is kept as it is, and should not be: better no data than a wrong guess
-			e.Data = []byte("{}")
-			return e
-		}
-		var touches []string
-		for _, a := range append(record.Event.Writes(), record.Event.Ends()...) {
-			touches = append(touches, string(a))
-		}
-		e.Touches = strings.Join(touches, " ")
-	} else if err != nil && !errors.Is(err, events.ErrUnknown) {
-		e.Data = nil
-	}
 	return e
+}
+
+func touchesOf(e store.Entry) string {
+	record, err := e.Record()
+	if err != nil {
+		return ""
+	}
+	var touches []string
+	for _, a := range append(record.Event.Writes(), record.Event.Ends()...) {
+		touches = append(touches, string(a))
+	}
+	return strings.Join(touches, " ")
 }
 
 // data replaces the values of an object. In one of a known type, the fields in kept stay.

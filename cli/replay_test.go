@@ -65,11 +65,6 @@ func history(t testing.TB) []store.Entry {
 			Token: historyID('T', i+1), Cause: historyID('D', i+1), Replica: step.replica,
 			Type: encoded.Type, Schema: encoded.Schema, Data: encoded.Data,
 		}
-		var touches []string
-		for _, a := range append(step.event.Writes(), step.event.Ends()...) {
-			touches = append(touches, string(a))
-		}
-		e.Touches = strings.Join(touches, " ")
 		if i == 0 {
 			e.Position = events.Position{Ms: historyStart}
 		} else {
@@ -79,6 +74,7 @@ func history(t testing.TB) []store.Entry {
 				e.Position = events.Position{Ms: e.Position.Ms + uint64(step.seconds)*1000}
 			}
 		}
+		e.Touches = touchesOf(e)
 		entries = append(entries, e)
 	}
 	return entries
