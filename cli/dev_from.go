@@ -26,7 +26,7 @@ func loadSlice(ctx context.Context, file string, embedded *store.Embedded) (load
 	if err != nil {
 		return loaded{}, err
 	}
-	state, err := src.base(ctx)
+	state, err := src.base(ctx, events.Position{})
 	if err != nil {
 		return loaded{}, err
 	}

@@ -76,7 +76,7 @@ func (s *sliceWriter) end() error {
 // exportSlice writes the entries from one position to another, both included, with the state before them. It leaves
 // no half-written file, and replaces none.
 func exportSlice(ctx context.Context, src source, from, to events.Position, file string, redact bool) (entries int, err error) {
-	base, err := src.base(ctx)
+	base, err := src.base(ctx, before(from))
 	if err != nil {
 		return 0, err
 	}
@@ -166,7 +166,7 @@ func openSlice(file string) (*fileSource, error) {
 
 func (s *fileSource) now() time.Time { return s.header.Exported }
 
-func (s *fileSource) base(context.Context) (*projections.State, error) {
+func (s *fileSource) base(context.Context, events.Position) (*projections.State, error) {
 	if s.header.After.IsZero() { // nothing came before: that is known to every version
 		return projections.New(), nil
 	}

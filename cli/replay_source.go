@@ -15,8 +15,9 @@ import (
 type source interface {
 	// now is the clock that ages are told by: Redis's, or the one at the time of the export.
 	now() time.Time
-	// base is a new copy of the state that the first entry follows.
-	base(ctx context.Context) (*projections.State, error)
+	// base is a new copy of the latest state that is known without folding and not after a position; of the earliest
+	// one if all are after it.
+	base(ctx context.Context, notAfter events.Position) (*projections.State, error)
 	// each gives the entries from one position to another, both included, in order, until f fails.
 	each(ctx context.Context, from, to events.Position, f func(store.Entry) error) error
 }
@@ -39,7 +40,8 @@ func (l *liveSource) now() time.Time { return l.clock }
 
 var errTrimmed = errors.New("the log begins after entries that have been removed: what they added up to cannot be known from it")
 
-func (l *liveSource) base(ctx context.Context) (*projections.State, error) {
+// base is the state before a log that is whole. Snapshots will give later ones, and those of a log that is not.
+func (l *liveSource) base(ctx context.Context, _ events.Position) (*projections.State, error) {
 	first, err := l.st.Entries(ctx, events.Position{}, store.Last, 1)
 	if err != nil {
 		return nil, err
@@ -92,7 +94,7 @@ func brokenChain(after events.Position, e store.Entry) error {
 
 // foldTo is the state after the last entry that is not after a position.
 func foldTo(ctx context.Context, src source, to events.Position) (*projections.State, error) {
-	base, err := src.base(ctx)
+	base, err := src.base(ctx, to)
 	if err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ type chapter struct {
 // tellWhy gives every entry from a position on that is about the thing, or changed it. What the log adds up to is
 // compared before and after each entry, so that no consequence is missed.
 func tellWhy(ctx context.Context, src source, a asked, from, to events.Position, tell func(store.Entry, chapter) error) error {
-	base, err := src.base(ctx)
+	base, err := src.base(ctx, before(from))
 	if err != nil {
 		return err
 	}

@@ -97,7 +97,8 @@ func parseEntry(message *rueidis.RedisMessage) Entry {
 		case "r":
 			entry.Replica, seen = value, seen|32
 		case "d":
-			entry.Data, seen = []byte(value), seen|64
+			entry.Data, _ = fields[i+1].AsBytes() // without a copy: nobody writes into it
+			seen |= 64
 		case "k":
 			entry.Touches = value
 		}
