@@ -30,6 +30,7 @@ type logView struct {
 	Last      *placeView  `json:"last"`
 	Whole     bool        `json:"whole"` // the first entry is the first that there ever was
 	Groups    []groupView `json:"groups"`
+	Snapshots []snapView  `json:"snapshots"`
 	Types     []typeView  `json:"types"`
 	Scanned   int         `json:"scanned"`
 }
@@ -46,6 +47,15 @@ type groupView struct {
 	AgeMs    int64           `json:"ageMs"`
 	Lag      int64           `json:"lag"` // -1: more than maxCounted, and Redis does not tell
 	Pending  int64           `json:"pending"`
+}
+
+type snapView struct {
+	Position events.Position `json:"position"`
+	AgeMs    int64           `json:"ageMs"`
+	Schema   int             `json:"schema"`
+	Bytes    int             `json:"bytes"` // as stored
+	By       string          `json:"by"`
+	Damaged  bool            `json:"damaged,omitempty"` // its manifest cannot be read
 }
 
 type typeView struct {
@@ -80,7 +90,7 @@ func (c *LogCmd) Run(ctx context.Context, out *output) error {
 }
 
 func (c *LogCmd) view(ctx context.Context, st *store.Store) (logView, error) {
-	v := logView{Namespace: c.Namespace, Groups: []groupView{}, Types: []typeView{}}
+	v := logView{Namespace: c.Namespace, Groups: []groupView{}, Snapshots: []snapView{}, Types: []typeView{}}
 	now, err := st.Now(ctx)
 	if err != nil {
 		return v, err
@@ -115,6 +125,16 @@ func (c *LogCmd) view(ctx context.Context, st *store.Store) (logView, error) {
 		}
 		v.Groups = append(v.Groups, groupView{
 			Group: g.Name, Position: g.Position, AgeMs: now.Sub(g.Position.Time()).Milliseconds(), Lag: lag, Pending: g.Pending,
+		})
+	}
+	snapshots, err := st.Snapshots(ctx)
+	if err != nil {
+		return v, err
+	}
+	for _, s := range snapshots {
+		v.Snapshots = append(v.Snapshots, snapView{
+			Position: s.Position, AgeMs: now.Sub(s.Position.Time()).Milliseconds(), Schema: s.Schema, Bytes: s.Packed,
+			By: s.Instance, Damaged: s.ID == "",
 		})
 	}
 	return v, v.scan(ctx, st, c.Scan)
@@ -225,6 +245,17 @@ func (v logView) print(w io.Writer) error {
 			since = ageMs(g.AgeMs)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\n", plain(g.Group), g.Position, since, lag, g.Pending)
+	}
+	_ = t.Flush()
+	if len(v.Snapshots) > 0 {
+		fmt.Fprintln(t, "\nSNAPSHOT AT\tAGE\tSIZE\tSCHEMA\tBY")
+	}
+	for _, s := range v.Snapshots {
+		if s.Damaged {
+			fmt.Fprintln(t, "cannot be read")
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\n", s.Position, ageMs(s.AgeMs), bytesText(int64(s.Bytes)), s.Schema, plain(s.By))
 	}
 	_ = t.Flush()
 	if len(v.Types) > 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"holdfast/events"
@@ -38,18 +39,58 @@ func newLiveSource(ctx context.Context, st *store.Store) (*liveSource, error) {
 
 func (l *liveSource) now() time.Time { return l.clock }
 
-var errTrimmed = errors.New("the log begins after entries that have been removed: what they added up to cannot be known from it")
+var errTrimmed = errors.New("the log begins after entries that have been removed, and there is no usable snapshot: what they added up to cannot be known")
 
-// base is the state before a log that is whole. Snapshots will give later ones, and those of a log that is not.
-func (l *liveSource) base(ctx context.Context, _ events.Position) (*projections.State, error) {
+// base begins with a snapshot, or with nothing if the log is whole. A snapshot that a replica would not use is passed
+// over, and stays.
+func (l *liveSource) base(ctx context.Context, notAfter events.Position) (*projections.State, error) {
+	list, err := l.st.Snapshots(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, snap := range list { // the newest first
+		if notAfter.Before(snap.Position) {
+			continue
+		}
+		if state, err := l.load(ctx, snap); state != nil || err != nil {
+			return state, err
+		}
+	}
 	first, err := l.st.Entries(ctx, events.Position{}, store.Last, 1)
 	if err != nil {
 		return nil, err
 	}
-	if len(first) > 0 && !first[0].Previous.IsZero() {
-		return nil, errTrimmed
+	if len(first) == 0 || first[0].Previous.IsZero() {
+		return projections.New(), nil
 	}
-	return projections.New(), nil
+	for _, snap := range slices.Backward(list) {
+		if state, err := l.load(ctx, snap); state != nil || err != nil {
+			return state, err
+		}
+	}
+	return nil, errTrimmed
+}
+
+// load is the state of a snapshot; nil if that cannot be used.
+func (l *liveSource) load(ctx context.Context, snap store.Snapshot) (*projections.State, error) {
+	if snap.ID == "" || snap.Schema != projections.SnapshotSchema {
+		return nil, nil
+	}
+	if holds, err := l.st.Holds(ctx, snap.Position, snap.Token); !holds {
+		return nil, err
+	}
+	data, err := l.st.ReadSnapshot(ctx, snap)
+	if errors.Is(err, store.ErrDamaged) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	state, err := projections.Decode(data)
+	if err != nil || state.Position != snap.Position || state.Token != snap.Token {
+		return nil, nil //nolint:nilerr // it cannot be used
+	}
+	return state, nil
 }
 
 func (l *liveSource) each(ctx context.Context, from, to events.Position, f func(store.Entry) error) error {

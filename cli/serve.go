@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/commands"
+	"holdfast/replica"
 	"holdfast/store"
 	"holdfast/transport"
 )
@@ -43,6 +44,18 @@ type Limits struct {
 	LateAck        time.Duration `default:"10s" help:"How long after a daemon's return its answers to earlier requests are waited for."`
 	RecoveryWindow time.Duration `default:"2m" help:"How long after its end a connection can be recovered."`
 	Patience       time.Duration `default:"5s" help:"How long a request waits for the log before it fails with STORE_UNAVAILABLE."`
+	SnapshotEvents int           `default:"10000" help:"Events after which a snapshot of the state is due, so that starts are fast."`
+	SnapshotEvery  time.Duration `default:"5m" help:"Time after which one is due if anything has happened."`
+	Retain         time.Duration `default:"24h" help:"How long events stay in the log. Those that a snapshot or a replica needs stay longer."`
+	RetainMemory   int64         `default:"0" help:"Bytes that the log may take in Redis; then events stay for less than --retain. 0 is any."`
+	ForgetReplica  time.Duration `default:"1h" help:"How long after its end a replica's place in the log is kept."`
+}
+
+func (l Limits) keeping() replica.Keeping {
+	return replica.Keeping{
+		SnapshotEvents: l.SnapshotEvents, SnapshotEvery: l.SnapshotEvery,
+		Retain: l.Retain, RetainMemory: l.RetainMemory, ForgetReplica: l.ForgetReplica,
+	}
 }
 
 func (l Limits) graces() commands.Graces {
@@ -52,6 +65,7 @@ func (l Limits) graces() commands.Graces {
 func (l Limits) check() error {
 	for name, d := range map[string]time.Duration{
 		"--patience": l.Patience, "--ping-interval": l.PingInterval, "--ping-timeout": l.PingTimeout, "--late-ack": l.LateAck,
+		"--snapshot-every": l.SnapshotEvery, "--retain": l.Retain, "--forget-replica": l.ForgetReplica,
 	} {
 		if d <= 0 {
 			return usageError{fmt.Sprintf("%s must be more than 0, such as 5s", name)}
@@ -66,10 +80,14 @@ func (l Limits) check() error {
 	}
 	for name, n := range map[string]int{
 		"--max-payload": l.MaxPayload, "--outbox-bytes": l.OutboxBytes, "--outbox-messages": l.OutboxMessages,
+		"--snapshot-events": l.SnapshotEvents,
 	} {
 		if n <= 0 {
 			return usageError{fmt.Sprintf("%s must be more than 0", name)}
 		}
+	}
+	if l.RetainMemory < 0 {
+		return usageError{"--retain-memory must not be negative; 0 is no bound"}
 	}
 	for _, p := range l.Paths {
 		if !strings.HasPrefix(p, "/") {
@@ -105,7 +123,7 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 	defer stopDebug()
 	n, err := newNode(nodeConfig{
 		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,
-		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain,
+		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain, Keeping: c.keeping(),
 		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Log: log,
 		Open: func() (*store.Store, error) {
 			return store.Open(store.Options{URL: c.Redis, Namespace: c.Namespace})

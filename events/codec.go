@@ -27,8 +27,12 @@ type kind struct {
 func kindOf[E Event](name string, schema int) kind {
 	return kind{name: name, schema: schema, decode: func(b []byte) (Event, error) {
 		var e E
-		err := json.Unmarshal(b, &e)
-		return e, err
+		if q, ok := any(&e).(quickly); ok && quick(b, q) {
+			return e, nil
+		}
+		var slow E
+		err := json.Unmarshal(b, &slow)
+		return slow, err
 	}}
 }
 

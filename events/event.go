@@ -43,7 +43,12 @@ type Aggregate string
 var aggregateEscape = strings.NewReplacer("%", "%25", "/", "%2F")
 
 func aggregate(kind string, parts ...string) Aggregate {
+	size := len(kind) + len(parts)
+	for _, p := range parts {
+		size += len(p)
+	}
 	var b strings.Builder
+	b.Grow(size) // one allocation: a fold makes a name for each event
 	b.WriteString(kind)
 	for i, p := range parts {
 		if i == 0 {
@@ -51,7 +56,10 @@ func aggregate(kind string, parts ...string) Aggregate {
 		} else {
 			b.WriteByte('/')
 		}
-		_, _ = aggregateEscape.WriteString(&b, p)
+		if strings.ContainsAny(p, "%/") {
+			p = aggregateEscape.Replace(p)
+		}
+		b.WriteString(p)
 	}
 	return Aggregate(b.String())
 }

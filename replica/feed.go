@@ -26,29 +26,6 @@ var (
 	errForked = errors.New("the log no longer holds what was applied")
 )
 
-// fold applies everything that is in the log now, from the beginning. Snapshots will start it further on.
-func (r *Replica) fold(ctx context.Context) error {
-	r.mu.RLock()
-	begun := !r.state.Position.IsZero()
-	r.mu.RUnlock()
-	if begun { // a later incarnation of this process: its state is good, the feed goes on from it
-		err := r.fillGap(ctx)
-		if errors.Is(err, errForked) {
-			return r.rebuild(ctx, err)
-		}
-		return err
-	}
-	started := time.Now()
-	if err := r.fillGap(ctx); errors.Is(err, errForked) && r.position().IsZero() {
-		return errors.New("the log begins after entries that have been removed: what it adds up to cannot be known")
-	} else if err != nil {
-		return err
-	}
-	at := r.position()
-	r.log.Info().Stringer("position", at).Dur("took", time.Since(started)).Msg("log read")
-	return nil
-}
-
 // fillGap applies what stands in the log after the position reached, by plain reads.
 func (r *Replica) fillGap(ctx context.Context) error {
 	for {
@@ -259,22 +236,11 @@ func (r *Replica) noteOwnEnd(records []events.Record) {
 func (r *Replica) rebuild(ctx context.Context, why error) error {
 	r.log.Warn().Err(why).Msg("rebuilding the state from the log as it stands")
 	r.metrics.Anomalies.With("rebuilt").Inc()
-	state := r.cfg.Base()
-	for {
-		records, err := r.st.Range(ctx, state.Position, pageSize)
-		for _, rec := range records {
-			if rec.Previous != state.Token {
-				return fmt.Errorf("replica: rebuild: %w after %s", errGap, state.Position)
-			}
-			state.Apply(rec)
-		}
-		if err != nil {
-			return err
-		}
-		if len(records) < pageSize {
-			break
-		}
+	f, err := r.foldAnew(ctx)
+	if err != nil {
+		return err
 	}
+	state := f.state
 	if err := r.st.DestroyGroup(ctx, r.cfg.Instance); err != nil {
 		return err
 	}
@@ -285,7 +251,7 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 	r.state = state
 	r.generation++
 	r.head = events.Position{}
-	r.recent = tokenRing{}
+	r.recent = f.recent
 	r.announce()
 	r.mu.Unlock()
 	r.scheduleAll()

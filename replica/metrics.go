@@ -15,6 +15,10 @@ type Metrics struct {
 	Fenced      atomic.Uint64 // times this replica was declared lost
 	Reconciled  atomic.Uint64 // things recorded again because the log had lost them
 	InboxDepth  atomic.Int64  // messages in the own inbox at the last beat
+	Snapshots   atomic.Uint64 // snapshots written by this replica
+	SnapshotAt  atomic.Int64  // when it wrote the last one, unix ms; 0 for never
+	Trimmed     atomic.Uint64 // entries that it removed from the log
+	LogMemory   atomic.Int64  // bytes of the log when it last looked; 0 when not known
 	Anomalies   Counters      // what was noticed of the store's accidents, by name
 }
 

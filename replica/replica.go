@@ -39,6 +39,7 @@ type Config struct {
 	Patience time.Duration
 	// LeaseTTL is how long after its last beat a replica counts as alive. Default 4 s; beats come 8 times as often.
 	LeaseTTL time.Duration
+	Keeping  Keeping
 	// Base makes the state that the log's first entry follows, for a log that is a part of another one. Default:
 	// projections.New, for a log that is whole.
 	Base func() *projections.State
@@ -73,6 +74,8 @@ type Replica struct {
 	readyOnce sync.Once
 	listeners []Listener
 	metrics   Metrics
+	keeper    keeper
+	pace      pace // changed by tests alone
 }
 
 // Listener is told what happens to the projections. Its methods are called one at a time, in order, by the
@@ -111,10 +114,12 @@ func New(cfg Config, st *store.Store) *Replica {
 	if cfg.Base == nil {
 		cfg.Base = projections.New
 	}
+	cfg.Keeping.defaults()
 	r := &Replica{
 		cfg: cfg, st: st, log: cfg.Log.With().Str("instance", cfg.Instance).Logger(),
 		state: cfg.Base(), moved: make(chan struct{}), causes: map[ulid.ULID]chan struct{}{},
 		appends: make(chan *pending, maxWaiting), ready: make(chan struct{}), sessions: newSessions(),
+		pace: pace{tick: keeperTick, trim: trimEvery, sweep: sweepEvery, inboxAge: inboxAge},
 	}
 	r.barriers.r = r
 	r.due.wake = make(chan struct{}, 1)
@@ -204,6 +209,7 @@ func (r *Replica) Run(ctx context.Context) error {
 			Msg("this replica was declared lost: its clients are closed and it starts anew")
 		r.metrics.Fenced.Add(1)
 		r.releaseLease(l)
+		r.releaseKeep(l)
 		r.dropInbox(ctx, l.inbox)
 		for _, s := range r.sessions.reset() {
 			s.Link.Reconnect(WhyFenced)
@@ -241,19 +247,24 @@ func (r *Replica) live(ctx context.Context, l *life) error {
 	start(r.readInbox)
 	start(r.actOnDue)
 	start(r.reconcile)
+	start(r.keep)
 	r.readyOnce.Do(func() { close(r.ready) })
 	r.log.Info().Str("incarnation", l.inbox.Incarnation).Int32("slot", l.slot.Load()).Msg("replica is ready")
 
 	var err error
+	stopped := false
 	select {
 	case <-l.fenced:
 	case err = <-errs:
 	case <-ctx.Done():
-		err = r.stop(l)
+		stopped = r.stop(l)
 	}
 	cancel()
 	group.Wait()
 	r.failWaiting()
+	if stopped {
+		r.lastSnapshot(l)
+	}
 	return err
 }
 
@@ -309,18 +320,18 @@ func (r *Replica) begin(ctx context.Context, l *life) error {
 	})
 }
 
-// stop ends the incarnation cleanly, within the patience.
-func (r *Replica) stop(l *life) error {
+// stop ends the incarnation cleanly, within the patience; false when that could not be recorded.
+func (r *Replica) stop(l *life) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), r.cfg.Patience)
 	defer cancel()
 	_, err := r.Execute(ctx, commands.StopReplica{Instance: r.cfg.Instance, Incarnation: l.inbox.Incarnation})
 	if err != nil {
 		r.log.Warn().Err(err).Msg("could not record the clean end; the others will notice within the lease")
-		return nil
+		return false
 	}
 	r.dropInbox(ctx, l.inbox)
 	r.releaseLease(l)
-	return nil
+	return true
 }
 
 // dropInbox removes the inbox of an incarnation that has ended, so that nothing more is sent to it.

@@ -84,9 +84,9 @@ func (l *listener) Rebuilt()                      { l.rebuilt.Add(1) }
 func (l *listener) Receive([]store.Message, bool) {}
 func (l *listener) Fenced()                       { l.fenced.Add(1) }
 
-func start(t *testing.T, instance string, st *store.Store) *running {
+func start(t *testing.T, instance string, st *store.Store, change ...func(*Replica)) *running {
 	t.Helper()
-	r := launch(t, instance, st)
+	r := launch(t, instance, st, change...)
 	select {
 	case <-r.Ready():
 	case <-time.After(15 * time.Second):
@@ -95,7 +95,7 @@ func start(t *testing.T, instance string, st *store.Store) *running {
 	return r
 }
 
-func launch(t *testing.T, instance string, st *store.Store) *running {
+func launch(t *testing.T, instance string, st *store.Store, change ...func(*Replica)) *running {
 	log := zerolog.Nop()
 	if os.Getenv("HOLDFAST_TEST_LOG") != "" {
 		log = zerolog.New(zerolog.NewTestWriter(t)).With().Timestamp().Logger()
@@ -105,6 +105,9 @@ func launch(t *testing.T, instance string, st *store.Store) *running {
 		Graces: commands.Graces{Peer: 300 * time.Millisecond, RPC: 300 * time.Millisecond, Recovery: 6 * time.Second},
 	}, st)}
 	r.Listen(r.seen)
+	for _, f := range change {
+		f(r.Replica)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

@@ -18,6 +18,11 @@ import (
 //	{ns}:versions                           hash    aggregate → position of its last event;
 //	                                                @head → position and token of the last entry of the log
 //	{ns}:lease:<instance>                   string  the incarnation that lives; expires with its lease
+//	{ns}:snapshots                          list    manifests of the snapshots (JSON), the newest first
+//	{ns}:snapshot:<id>                      hash    a snapshot: number of the chunk, from 0 → chunk of the packed
+//	                                                bytes; expires until its manifest is in the list
+//	{ns}:keeper                             string  <instance>:<incarnation> of the replica that writes snapshots,
+//	                                                trims and tidies; expires with its lease
 //	{ns.0}:inbox:<instance>:<incarnation>   stream  messages to one incarnation; ids are <epoch>-<n> with the
 //	                                                time of the incarnation's ULID as epoch and n dense;
 //	                                                one field m; an empty m fills a number and says nothing
@@ -29,8 +34,9 @@ import (
 //
 // In the last two, % and : within user and peer are written %25 and %3A.
 type keys struct {
-	log, versions, lease string
-	inbox, call, ack     string
+	log, versions, lease        string
+	snapshots, snapshot, keeper string
+	inbox, call, ack            string
 }
 
 const headField = "@head"
@@ -38,16 +44,21 @@ const headField = "@head"
 func newKeys(namespace string) keys {
 	control, data := "{"+namespace+"}:", "{"+namespace+".0}:"
 	return keys{
-		log:      control + "log",
-		versions: control + "versions",
-		lease:    control + "lease:",
-		inbox:    data + "inbox:",
-		call:     data + "call:",
-		ack:      data + "ack:",
+		log:       control + "log",
+		versions:  control + "versions",
+		lease:     control + "lease:",
+		snapshots: control + "snapshots",
+		snapshot:  control + "snapshot:",
+		keeper:    control + "keeper",
+		inbox:     data + "inbox:",
+		call:      data + "call:",
+		ack:       data + "ack:",
 	}
 }
 
 var keyEscape = strings.NewReplacer("%", "%25", ":", "%3A")
+
+func (k keys) snapshotOf(id string) string { return k.snapshot + id }
 
 func (k keys) leaseOf(instance string) string { return k.lease + instance }
 

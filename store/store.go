@@ -38,6 +38,9 @@ var ErrNoInbox = errors.New("inbox does not exist")
 // ErrNotOwner is returned by SentCall when the call is not running or another replica runs it.
 var ErrNotOwner = errors.New("call is not the replica's own")
 
+// ErrNotKeeper is returned by WriteSnapshot when another replica is the keeper, or none.
+var ErrNotKeeper = errors.New("another replica keeps the log")
+
 // ErrDamaged is returned for a stored entry that lacks a part or has one that cannot be read.
 var ErrDamaged = errors.New("damaged entry")
 

@@ -81,6 +81,10 @@ var (
 	descFenced        = desc("fenced_total", "Times this replica was declared lost and started anew.")
 	descReconciled    = desc("reconciled_total", "Things recorded again because the log had lost them.")
 	descAnomalies     = desc("store_anomalies_total", "Accidents of the store that were noticed, by kind.", "kind")
+	descSnapshots     = desc("snapshots_total", "Snapshots written by this replica.")
+	descSnapshotAt    = desc("snapshot_timestamp_seconds", "When this replica wrote its last snapshot, seconds since 1970.")
+	descTrimmed       = desc("log_trimmed_total", "Entries of the log that this replica removed.")
+	descLogMemory     = desc("log_memory_bytes", "Memory of the log in Redis, when this replica last looked as its keeper.")
 	descInbox         = desc("inbox_depth", "Messages in this replica's inbox at its last beat.")
 	descRunning       = desc("calls_running", "Calls under way from here.")
 	descReplicas      = desc("replicas", "Live replicas, as this one sees it.")
@@ -125,6 +129,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	count(descUnavailable, m.Unavailable.Load())
 	count(descFenced, m.Fenced.Load())
 	count(descReconciled, m.Reconciled.Load())
+	count(descSnapshots, m.Snapshots.Load())
+	if at := m.SnapshotAt.Load(); at != 0 {
+		gauge(descSnapshotAt, float64(at)/1000)
+	}
+	count(descTrimmed, m.Trimmed.Load())
+	if bytes := m.LogMemory.Load(); bytes != 0 {
+		gauge(descLogMemory, float64(bytes))
+	}
 	gauge(descInbox, float64(m.InboxDepth.Load()))
 	m.Anomalies.Each(func(kind string, n uint64) { count(descAnomalies, n, kind) })
 	gauge(descRunning, float64(c.relay.Running()))
