@@ -12,10 +12,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/oklog/ulid/v2"
 
 	"holdfast/events"
+	"holdfast/projections"
 	"holdfast/store"
 	"holdfast/store/redistest"
 )
@@ -192,6 +194,72 @@ func TestTrimmedLog(t *testing.T) {
 	_, stdout, _ := run(t, "log", "--redis", redis.URL)
 	if !strings.Contains(stdout, "entries before the first have been removed") {
 		t.Errorf("log does not tell:\n%s", stdout)
+	}
+}
+
+// After a trim, everything from the oldest snapshot on is known as before. A snapshot that cannot be used is passed over.
+func TestTrimmedLogWithSnapshots(t *testing.T) {
+	redis, st := recorded(t)
+	file := filepath.Join(t.TempDir(), "whole")
+	replay(t, "--redis", redis.URL, "--export", file)
+	src, err := openSlice(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := positions(t, file)
+	keeper := store.Inbox{Instance: "r2", Incarnation: ulid.Make().String()}
+	if mine, err := st.Keep(t.Context(), keeper, time.Minute); !mine || err != nil {
+		t.Fatal(mine, err)
+	}
+	for _, at := range []events.Position{all[5], all[8]} {
+		state, err := foldTo(t.Context(), src, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		snap := store.Snapshot{
+			ID: ulid.Make().String(), Position: state.Position, Token: state.Token, Schema: projections.SnapshotSchema,
+			Instance: "r2", Time: time.Now(),
+		}
+		if _, err := st.WriteSnapshot(t.Context(), keeper, snap, state.Encode()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	redis.Do(t, "XTRIM", "{holdfast}:log", "MAXLEN", "6")
+	same := func() {
+		t.Helper()
+		for _, args := range [][]string{
+			{"--state"}, {"--at", all[5].String()}, {"--at", all[7].String()}, {"--at", all[9].String()},
+			{"--diff", all[6].String(), all[10].String()}, {"--why", "peer:me/daemon", "--from", all[6].String()},
+		} {
+			args = append(args, "--format", "json")
+			live, whole := replay(t, append(args, "--redis", redis.URL)...), replay(t, append(args, file)...)
+			ages := regexp.MustCompile(`"ageMs":\d+`)
+			if ages.ReplaceAllString(live, "") != ages.ReplaceAllString(whole, "") {
+				t.Errorf("%v:\n%s\nbefore the trim\n%s", args, live, whole)
+			}
+		}
+	}
+	same()
+	part := filepath.Join(t.TempDir(), "part")
+	replay(t, "--redis", redis.URL, "--export", part)
+	if got := positions(t, part); fmt.Sprint(got) != fmt.Sprint(all[6:]) {
+		t.Errorf("the export has %v", got)
+	}
+	if code, _, stderr := run(t, "replay", "--redis", redis.URL, "--at", all[4].String()); code != 1 || !strings.Contains(stderr, "before what can be known") {
+		t.Errorf("before the oldest snapshot: code %d, %q", code, stderr)
+	}
+	_, stdout, _ := run(t, "log", "--redis", redis.URL)
+	if !regexp.MustCompile(`(?m)^SNAPSHOT AT .*\n` + all[8].String() + ` .*r2\n` + all[5].String() + ` .*r2$`).MatchString(stdout) {
+		t.Errorf("log shows no snapshots:\n%s", stdout)
+	}
+	list, err := st.Snapshots(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	redis.Do(t, "DEL", "{holdfast}:snapshot:"+list[0].ID)
+	same()
+	if now, err := st.Snapshots(t.Context()); err != nil || len(now) != 2 {
+		t.Errorf("replay has removed a snapshot: %v %v", now, err)
 	}
 }
 
