@@ -16,6 +16,7 @@ import (
 type DevCmd struct {
 	Replicas int    `default:"1" help:"Replicas to run, on consecutive ports."`
 	Listen   string `default:"127.0.0.1:8080" help:"Address of the first replica."`
+	From     string `env:"HOLDFAST_DEV_FROM" type:"existingfile" placeholder:"FILE" help:"Begin with the part of a log in this file, made by holdfast replay --export."`
 	Limits
 	LogLevel  string `default:"warn" enum:"trace,debug,info,warn,error" help:"Least level that is logged: ${enum}."`
 	LogFormat string `default:"console" enum:"json,console" help:"Form of the log, on standard error: ${enum}."`
@@ -40,6 +41,12 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 		return err
 	}
 	defer embedded.Close()
+	var from loaded
+	if c.From != "" {
+		if from, err = loadSlice(ctx, c.From, embedded); err != nil {
+			return err
+		}
+	}
 
 	var nodes []*node
 	for i := range c.Replicas {
@@ -56,7 +63,7 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 			Instance: fmt.Sprintf("dev-%d", i+1), Advertise: "http://" + at, Listen: at,
 			Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Keeping: c.keeping(),
 			Auth: transport.Authenticator{Insecure: true}, Wire: wire,
-			Log:  log.With().Int("replica", i+1).Logger(),
+			Base: from.base, Log: log.With().Int("replica", i+1).Logger(),
 			Open: embedded.Open,
 		})
 		if err != nil {
@@ -77,6 +84,10 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 		})
 	}
 	c.greet(out, embedded, nodes)
+	if c.From != "" {
+		fmt.Fprintf(out.stdout, "The log begins with %d entries of %s, up to %s. Its replicas are recorded as lost, their peers are away since now.\n\n",
+			from.entries, c.From, from.to)
+	}
 	group.Wait()
 	select {
 	case err := <-errs:

@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/commands"
+	"holdfast/projections"
 	"holdfast/relay"
 	"holdfast/replica"
 	"holdfast/store"
@@ -32,6 +33,7 @@ type nodeConfig struct {
 	Keeping   replica.Keeping
 	Auth      transport.Authenticator
 	Wire      transport.Options
+	Base      func() *projections.State // as in replica.Config
 	Log       zerolog.Logger
 	// Open connects to the store; it is tried again while the store is unavailable.
 	Open func() (*store.Store, error)
@@ -90,7 +92,7 @@ func (n *node) Run(ctx context.Context) error {
 	metrics := transport.NewMetrics()
 	rep := replica.New(replica.Config{
 		Instance: n.cfg.Instance, URL: n.cfg.Advertise, Graces: n.cfg.Graces, Patience: n.cfg.Patience,
-		LeaseTTL: n.cfg.Lease, Keeping: n.cfg.Keeping, Log: n.cfg.Log,
+		LeaseTTL: n.cfg.Lease, Keeping: n.cfg.Keeping, Base: n.cfg.Base, Log: n.cfg.Log,
 	}, st)
 	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone})
 	gate := transport.NewGateway(rep, rel, n.cfg.Auth, n.cfg.Log)

@@ -118,6 +118,18 @@ func TestAggregatesOfDifferentThingsDiffer(t *testing.T) {
 	}
 }
 
+func TestAggregatesAreTakenApart(t *testing.T) {
+	for _, names := range [][2]string{{"u", "p"}, {"a/b", "c%2Fd"}, {"%", "/"}, {"%252F", "x y:z"}} {
+		kind, got := PeerKey(names[0], names[1]).Parts()
+		if kind != "peer" || len(got) != 2 || got[0] != names[0] || got[1] != names[1] {
+			t.Errorf("%s is taken apart as %s %q", PeerKey(names[0], names[1]), kind, got)
+		}
+	}
+	if kind, names := ReplicasKey().Parts(); kind != "replicas" || names != nil {
+		t.Errorf("%s is taken apart as %s %q", ReplicasKey(), kind, names)
+	}
+}
+
 func TestPositions(t *testing.T) {
 	p, err := ParsePosition("1700000000000-3")
 	if err != nil || p != (Position{Ms: 1700000000000, Seq: 3}) {

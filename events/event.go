@@ -7,6 +7,7 @@ package events
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -63,6 +64,20 @@ func aggregate(kind string, parts ...string) Aggregate {
 	return Aggregate(b.String())
 }
 
+var aggregateUnescape = strings.NewReplacer("%2F", "/", "%25", "%")
+
+// Parts takes the name of an aggregate apart: "peer:a%2Fb/c" is a peer with the names "a/b" and "c".
+func (a Aggregate) Parts() (kind string, names []string) {
+	kind, rest, ok := strings.Cut(string(a), ":")
+	if !ok {
+		return kind, nil
+	}
+	for name := range strings.SplitSeq(rest, "/") {
+		names = append(names, aggregateUnescape.Replace(name))
+	}
+	return kind, names
+}
+
 // Position is the id of a log entry as Redis gives it: milliseconds of Redis's clock and a sequence number.
 // The zero Position is before every entry, and as a version it means "does not exist".
 type Position struct {
@@ -105,6 +120,14 @@ func (p Position) Compare(q Position) int {
 
 // Before reports whether p comes earlier in the log than q.
 func (p Position) Before(q Position) bool { return p.Compare(q) < 0 }
+
+// Next is the lowest position after p.
+func (p Position) Next() Position {
+	if p.Seq == math.MaxUint64 {
+		return Position{Ms: p.Ms + 1}
+	}
+	return Position{Ms: p.Ms, Seq: p.Seq + 1}
+}
 
 // Time is the time part of the position.
 func (p Position) Time() time.Time { return time.UnixMilli(int64(p.Ms)).UTC() }

@@ -36,6 +36,17 @@ func (s *State) Registration(id MethodID) (Registration, bool) {
 	return *r, true
 }
 
+// Registrations are all registrations, lapsed or not, in no order.
+func (s *State) Registrations() iter.Seq[Registration] {
+	return func(yield func(Registration) bool) {
+		for _, r := range s.methods {
+			if !yield(*r) {
+				return
+			}
+		}
+	}
+}
+
 // Held are the registrations of a peer's present and former sessions, in no order.
 func (s *State) Held(id PeerID) iter.Seq[Registration] {
 	return func(yield func(Registration) bool) {

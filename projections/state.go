@@ -5,6 +5,8 @@
 package projections
 
 import (
+	"iter"
+	"maps"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -42,6 +44,9 @@ func New() *State {
 
 // Version is the position of the last event that wrote the aggregate; zero when it does not exist.
 func (s *State) Version(a events.Aggregate) events.Position { return s.versions[a] }
+
+// Versions are those of all aggregates that exist, in no order.
+func (s *State) Versions() iter.Seq2[events.Aggregate, events.Position] { return maps.All(s.versions) }
 
 // Now is the time of the last event, the only clock that a fold has.
 func (s *State) Now() time.Time { return s.Position.Time() }

@@ -91,7 +91,7 @@ func (r *Replica) foldFrom(ctx context.Context, list []store.Snapshot) (*folded,
 			Msg("a snapshot is discarded")
 		r.metrics.Anomalies.With("snapshot-discarded").Inc()
 	}
-	f := &folded{state: projections.New()}
+	f := &folded{state: r.cfg.Base()}
 	err := r.readOn(ctx, f)
 	if errors.Is(err, errGap) && f.read == 0 {
 		return nil, errBegun

@@ -40,7 +40,10 @@ type Config struct {
 	// LeaseTTL is how long after its last beat a replica counts as alive. Default 4 s; beats come 8 times as often.
 	LeaseTTL time.Duration
 	Keeping  Keeping
-	Log      zerolog.Logger
+	// Base makes the state that the log's first entry follows, for a log that is a part of another one. Default:
+	// projections.New, for a log that is whole.
+	Base func() *projections.State
+	Log  zerolog.Logger
 }
 
 // Replica follows one namespace's log under one instance name. Its methods are safe for concurrent use.
@@ -108,10 +111,13 @@ func New(cfg Config, st *store.Store) *Replica {
 	if cfg.LeaseTTL == 0 {
 		cfg.LeaseTTL = 4 * time.Second
 	}
+	if cfg.Base == nil {
+		cfg.Base = projections.New
+	}
 	cfg.Keeping.defaults()
 	r := &Replica{
 		cfg: cfg, st: st, log: cfg.Log.With().Str("instance", cfg.Instance).Logger(),
-		state: projections.New(), moved: make(chan struct{}), causes: map[ulid.ULID]chan struct{}{},
+		state: cfg.Base(), moved: make(chan struct{}), causes: map[ulid.ULID]chan struct{}{},
 		appends: make(chan *pending, maxWaiting), ready: make(chan struct{}), sessions: newSessions(),
 		pace: pace{tick: keeperTick, trim: trimEvery, sweep: sweepEvery, inboxAge: inboxAge},
 	}

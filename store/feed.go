@@ -139,7 +139,7 @@ func (s *Store) AckPending(ctx context.Context, instance string) (int, error) {
 		if err != nil {
 			return total, malformed(op, err)
 		}
-		start = next(last)
+		start = last.Next()
 	}
 }
 

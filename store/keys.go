@@ -96,7 +96,18 @@ func (in Inbox) epoch() (string, error) {
 	return strconv.FormatUint(id.Time(), 10), nil
 }
 
-func groupOf(instance string) string { return "replica:" + instance }
+const groupPrefix = "replica:"
+
+func groupOf(instance string) string { return groupPrefix + instance }
+
+// instanceOf is empty for a group that groupOf does not make.
+func instanceOf(group string) string {
+	instance, ok := strings.CutPrefix(group, groupPrefix)
+	if !ok {
+		return ""
+	}
+	return instance
+}
 
 func validNamespace(ns string) error {
 	if ns == "" || strings.ContainsAny(ns, "{}: \t\r\n") {

@@ -2,17 +2,13 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math"
-	"strconv"
 	"strings"
 
 	"github.com/oklog/ulid/v2"
 	"github.com/redis/rueidis"
 
 	"holdfast/events"
-	"holdfast/migrations"
 )
 
 // Head is the end of the log; the zero Head when nothing has been appended.
@@ -56,7 +52,7 @@ func (s *Store) Range(ctx context.Context, after events.Position, limit int) ([]
 	if limit <= 0 {
 		return nil, nil
 	}
-	res := s.do(ctx, s.client.B().Xrange().Key(s.keys.log).Start(next(after).String()).End("+").Count(int64(limit)).Build())
+	res := s.do(ctx, s.client.B().Xrange().Key(s.keys.log).Start(after.Next().String()).End("+").Count(int64(limit)).Build())
 	if err := s.check(ctx, op, res); err != nil {
 		return nil, err
 	}
@@ -69,14 +65,6 @@ func (s *Store) Range(ctx context.Context, after events.Position, limit int) ([]
 		err = fmt.Errorf("store: %s: %w", op, err)
 	}
 	return records, err
-}
-
-// next is the lowest position after p.
-func next(p events.Position) events.Position {
-	if p.Seq == math.MaxUint64 {
-		return events.Position{Ms: p.Ms + 1}
-	}
-	return events.Position{Ms: p.Ms, Seq: p.Seq + 1}
 }
 
 // decodeRecords reads entries up to the first that cannot be read.
@@ -92,72 +80,9 @@ func decodeRecords(entries []rueidis.RedisMessage) ([]events.Record, error) {
 	return records, nil
 }
 
-func decodeRecord(entry *rueidis.RedisMessage) (events.Record, error) {
-	id, fields, err := splitEntry(entry)
-	if err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: %w", ErrDamaged, id, err)
-	}
-	var record events.Record
-	if record.Position, err = events.ParsePosition(id); err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: %w", ErrDamaged, id, err)
-	}
-	var kind, schema, token, previous, cause string
-	var data []byte
-	var seen int
-	for i := 0; i+1 < len(fields); i += 2 {
-		field, _ := fields[i].ToString()
-		value, err := fields[i+1].ToString()
-		if err != nil {
-			return events.Record{}, fmt.Errorf("%w at %s: field %s: %w", ErrDamaged, id, field, err)
-		}
-		switch field {
-		case "t":
-			kind, seen = value, seen|1
-		case "s":
-			schema, seen = value, seen|2
-		case "u":
-			token, seen = value, seen|4
-		case "p":
-			previous, seen = value, seen|8
-		case "c":
-			cause, seen = value, seen|16
-		case "r":
-			record.Replica, seen = value, seen|32
-		case "d":
-			data, _ = fields[i+1].AsBytes() // without a copy: the decoder keeps nothing of it
-			seen |= 64
-		}
-	}
-	if seen != 127 {
-		return events.Record{}, fmt.Errorf("%w at %s: a field is missing", ErrDamaged, id)
-	}
-	generation, err := strconv.Atoi(schema)
-	if err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: schema: %w", ErrDamaged, id, err)
-	}
-	if record.Token, err = ulid.ParseStrict(token); err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: token: %w", ErrDamaged, id, err)
-	}
-	if previous != "" {
-		if record.Previous, err = ulid.ParseStrict(previous); err != nil {
-			return events.Record{}, fmt.Errorf("%w at %s: previous token: %w", ErrDamaged, id, err)
-		}
-	}
-	if record.Cause, err = ulid.ParseStrict(cause); err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s: cause: %w", ErrDamaged, id, err)
-	}
-	encoded, err := migrations.Upcast(events.Encoded{Type: kind, Schema: generation, Data: data})
-	if err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s of type %q schema %d: %w", ErrDamaged, id, kind, generation, err)
-	}
-	record.Event, err = events.Decode(encoded)
-	if errors.Is(err, events.ErrUnknown) {
-		return events.Record{}, fmt.Errorf("entry %s of type %q schema %d: %w", id, kind, generation, err)
-	}
-	if err != nil {
-		return events.Record{}, fmt.Errorf("%w at %s of type %q schema %d: %w", ErrDamaged, id, kind, generation, err)
-	}
-	return record, nil
+func decodeRecord(message *rueidis.RedisMessage) (events.Record, error) {
+	entry := parseEntry(message)
+	return entry.Record()
 }
 
 // splitEntry takes a stream entry apart: its id, and its fields and values in turn.

@@ -69,7 +69,7 @@ type decodedPage struct {
 func (s *Store) scanPages(ctx context.Context, after events.Position, page int, out chan<- rawPage) {
 	const op = "scan"
 	for {
-		res := s.do(ctx, s.client.B().Xrange().Key(s.keys.log).Start(next(after).String()).End("+").Count(int64(page)).Build())
+		res := s.do(ctx, s.client.B().Xrange().Key(s.keys.log).Start(after.Next().String()).End("+").Count(int64(page)).Build())
 		var raw rawPage
 		if raw.err = s.check(ctx, op, res); raw.err == nil {
 			raw.entries, raw.err = res.ToArray()
