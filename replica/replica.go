@@ -24,9 +24,6 @@ import (
 	"holdfast/store"
 )
 
-// Understands is the newest generation of events that this build can fold.
-const Understands = 1
-
 // ErrInstanceTaken ends Run when another process runs under the same instance name.
 var ErrInstanceTaken = errors.New("another replica runs under this instance name")
 
@@ -282,7 +279,7 @@ func (r *Replica) begin(ctx context.Context, l *life) error {
 		}
 		res, err := r.execute(ctx, commands.StartReplica{
 			Instance: r.cfg.Instance, Incarnation: l.inbox.Incarnation, URL: r.cfg.URL,
-			Understands: Understands, PreferredSlot: preferred, Silent: r.cfg.LeaseTTL,
+			Understands: events.Generation, PreferredSlot: preferred, Silent: r.cfg.LeaseTTL,
 		}, nil)
 		if err != nil {
 			return err

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -89,7 +90,7 @@ func (s *Store) appendArgs(fence Fence, group []Append) ([]string, error) {
 		}
 		begin := len(body)
 		for _, event := range command.Events {
-			encoded, err := events.Encode(event)
+			encoded, err := events.EncodeFor(event, cmp.Or(command.Generation, events.Generation))
 			if err != nil {
 				return nil, err
 			}
