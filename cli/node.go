@@ -32,6 +32,7 @@ type nodeConfig struct {
 	Auth      transport.Authenticator
 	Wire      transport.Options
 	Log       zerolog.Logger
+	Admin     *admin // nil for none
 	// Open connects to the store; it is tried again while the store is unavailable.
 	Open func() (*store.Store, error)
 }
@@ -94,6 +95,7 @@ func (n *node) Run(ctx context.Context) error {
 	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone})
 	gate := transport.NewGateway(rep, rel, n.cfg.Auth, n.cfg.Log)
 	clients := transport.NewServer(n.cfg.Wire, gate)
+	n.cfg.Admin.watch(rep)
 	metrics.Watch(rep, rel, clients)
 	set(transport.Routes(rep, gate, metrics, clients))
 

@@ -7,15 +7,16 @@ import (
 
 // Metrics are the figures a replica keeps of itself, to be read at any time.
 type Metrics struct {
-	Applied     atomic.Uint64 // events applied
-	Appended    atomic.Uint64 // events appended
-	Groups      atomic.Uint64 // script calls that carried them
-	Conflicts   atomic.Uint64 // decisions that lost to others and were made again
-	Unavailable atomic.Uint64 // commands that failed because the log could not be reached
-	Fenced      atomic.Uint64 // times this replica was declared lost
-	Reconciled  atomic.Uint64 // things recorded again because the log had lost them
-	InboxDepth  atomic.Int64  // messages in the own inbox at the last beat
-	Anomalies   Counters      // what was noticed of the store's accidents, by name
+	Applied      atomic.Uint64 // events applied
+	Appended     atomic.Uint64 // events appended
+	Groups       atomic.Uint64 // script calls that carried them
+	Conflicts    atomic.Uint64 // decisions that lost to others and were made again
+	Unavailable  atomic.Uint64 // commands that failed because the log could not be reached
+	Unreplicated atomic.Uint64 // commands that failed because no replica of Redis confirmed them in time
+	Fenced       atomic.Uint64 // times this replica was declared lost
+	Reconciled   atomic.Uint64 // things recorded again because the log had lost them
+	InboxDepth   atomic.Int64  // messages in the own inbox at the last beat
+	Anomalies    Counters      // what was noticed of the store's accidents, by name
 }
 
 // Metrics are this replica's figures.

@@ -67,6 +67,7 @@ type Replica struct {
 	readyOnce sync.Once
 	listeners []Listener
 	metrics   Metrics
+	digests   digests
 }
 
 // Listener is told what happens to the projections. Its methods are called one at a time, in order, by the
@@ -331,7 +332,7 @@ func (r *Replica) insist(ctx context.Context, what string, f func(context.Contex
 		if err == nil || ctx.Err() != nil {
 			return errors.Join(err, ctx.Err())
 		}
-		if !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, errUnsettled) {
+		if !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, errUnsettled) && !errors.Is(err, store.ErrNotReplicated) {
 			return fmt.Errorf("replica: %s: %w", what, err)
 		}
 		if time.Since(said) > 5*time.Second {

@@ -65,6 +65,22 @@ func Start(t testing.TB, args ...string) *Server {
 	}
 }
 
+// Follow runs another server that replicates this one, and waits until it is in step.
+func (s *Server) Follow(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s.Do(t, "CONFIG", "SET", "repl-diskless-sync-delay", "0") // or the first copy begins after 5 s
+	f := Start(t, append([]string{"--replicaof", "127.0.0.1", strconv.Itoa(s.Port)}, args...)...)
+	for deadline := time.Now().Add(startTimeout); ; time.Sleep(5 * time.Millisecond) {
+		info := s.Do(t, "INFO", "replication")
+		if strings.Contains(info, fmt.Sprintf("port=%d,state=online", f.Port)) {
+			return f
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the replica is not in step within %s: %s", startTimeout, info)
+		}
+	}
+}
+
 // Restart ends the server if it runs, and starts it again on the same port and folder.
 func (s *Server) Restart(t testing.TB) {
 	t.Helper()
