@@ -24,7 +24,7 @@ type admin struct {
 // newAdmin listens on the address; on none when it is empty.
 func newAdmin(address string, log zerolog.Logger) (*admin, error) {
 	if address == "" {
-		return nil, nil //nolint:nilnil // no address is no admin, and no fault
+		return nil, nil
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {

@@ -25,6 +25,7 @@ type commandLine struct {
 	Serve   ServeCmd         `cmd:"" help:"Run one replica in production, on a Redis."`
 	Dev     DevCmd           `cmd:"" help:"Run replicas for development: embedded Redis, insecure, on loopback."`
 	Doctor  DoctorCmd        `cmd:"" help:"Check a Redis, or a running replica, before it has to carry anything."`
+	Migrate MigrateCmd       `cmd:"" help:"Show or change the layout of what is stored."`
 	Bench   BenchCmd         `cmd:"" help:"Measure running servers as their clients see them."`
 	Version kong.VersionFlag `env:"-" help:"Print the version and end."`
 }

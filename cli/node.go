@@ -86,6 +86,12 @@ func (n *node) Run(ctx context.Context) error {
 		return err
 	}
 	defer st.Close()
+	if err := n.migrate(ctx, st); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
 
 	metrics := transport.NewMetrics()
 	rep := replica.New(replica.Config{

@@ -142,6 +142,11 @@ func (c *ServeCmd) check() error {
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		return usageError{fmt.Sprintf("--listen %q: want host:port or :port", c.Listen)}
 	}
+	if c.AdminListen != "" {
+		if _, _, err := net.SplitHostPort(c.AdminListen); err != nil {
+			return usageError{fmt.Sprintf("--admin-listen %q: want host:port, such as 127.0.0.1:6060", c.AdminListen)}
+		}
+	}
 	if c.Advertise != "" {
 		if u, err := url.Parse(c.Advertise); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 			return usageError{fmt.Sprintf("--advertise %q: want a URL such as http://10.0.0.5:8080", c.Advertise)}
