@@ -269,10 +269,15 @@ func TestServeWaitsForItsRedis(t *testing.T) {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	within(t, 15*time.Second, what, f)
+}
+
+func within(t *testing.T, limit time.Duration, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if f() {
 			return
 		}
 	}
-	t.Fatalf("not within 15 s: %s", what)
+	t.Fatalf("not within %s: %s", limit, what)
 }
