@@ -47,6 +47,10 @@ func TestWrongSettingsEndAtOnceAndSayWhatToDo(t *testing.T) {
 		{[]string{"serve", "--redis", redis, "--insecure", "--paths", "socket.io"}, []string{"--paths"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--max-payload", "0"}, []string{"--max-payload"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--log-level", "loud"}, []string{"--log-level"}},
+		{[]string{"serve", "--redis", redis, "--insecure", "--durability", "maybe"}, []string{"--durability", "replicated"}},
+		{[]string{"serve", "--redis", redis, "--insecure", "--admin-listen", "6060"}, []string{"--admin-listen"}},
+		{[]string{"migrate", "status"}, []string{"--redis", "HOLDFAST_REDIS"}},
+		{[]string{"migrate", "up", "--redis", redis, "--wait", "0s"}, []string{"--wait"}},
 		{[]string{"serve", "--nonsense"}, []string{"--nonsense"}},
 		{[]string{"dev", "--replicas", "0"}, []string{"--replicas"}},
 		{[]string{"dev", "--listen", "x"}, []string{"--listen"}},
@@ -69,7 +73,7 @@ func TestWrongSettingsEndAtOnceAndSayWhatToDo(t *testing.T) {
 }
 
 func TestHelpIsEnough(t *testing.T) {
-	for _, args := range [][]string{{}, {"--help"}, {"serve", "--help"}, {"dev", "--help"}, {"doctor", "--help"}, {"bench", "rpc", "--help"}} {
+	for _, args := range [][]string{{}, {"--help"}, {"serve", "--help"}, {"dev", "--help"}, {"doctor", "--help"}, {"bench", "rpc", "--help"}, {"migrate", "--help"}, {"migrate", "up", "--help"}} {
 		code, stdout, _ := run(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage: holdfast") {
 			t.Errorf("%v: code %d, %q", args, code, stdout)
