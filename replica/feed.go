@@ -290,6 +290,7 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 		return err
 	}
 	r.mu.Lock()
+	r.rememberRoster()
 	r.state = state
 	r.deferred = nil
 	r.generation++

@@ -45,14 +45,16 @@ type Replica struct {
 	st  *store.Store
 	log zerolog.Logger
 
-	mu         sync.RWMutex // guards what follows
-	state      *projections.State
-	head       events.Position // the furthest that the log is known to go
-	generation uint64          // counts rebuilds: positions of different generations do not compare
-	moved      chan struct{}
-	recent     tokenRing
-	causes     map[ulid.ULID]chan struct{} // own appends whose entry has not been seen
-	deferred   error                       // why the log cannot be followed further; nil if it can
+	mu          sync.RWMutex // guards what follows
+	state       *projections.State
+	head        events.Position // the furthest that the log is known to go
+	generation  uint64          // counts rebuilds: positions of different generations do not compare
+	moved       chan struct{}
+	recent      tokenRing
+	causes      map[ulid.ULID]chan struct{} // own appends whose entry has not been seen
+	former      int                         // generation that the replicas understood before a rebuild,
+	formerUntil time.Time                   // kept to until then
+	deferred    error                       // why the log cannot be followed further; nil if it can
 
 	life      atomic.Pointer[life] // the present incarnation; nil while starting
 	appends   chan *pending

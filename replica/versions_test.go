@@ -9,19 +9,20 @@ import (
 
 	"holdfast/commands"
 	"holdfast/events"
+	"holdfast/projections"
 	"holdfast/store"
 	"holdfast/store/redistest"
 )
 
 // join records the start of a replica of an older generation. Nothing runs, but its lease lasts the test.
-func (r *running) join(st *store.Store, instance string) store.Inbox {
+func (r *running) join(st *store.Store, instance string, understands int) store.Inbox {
 	r.t.Helper()
 	in := store.Inbox{Instance: instance, Incarnation: ulid.Make().String()}
 	if err := st.AcquireLease(r.t.Context(), in, time.Minute); err != nil {
 		r.t.Fatal(err)
 	}
 	_, err := r.execute(r.t.Context(), commands.StartReplica{
-		Instance: instance, Incarnation: in.Incarnation, PreferredSlot: -1, Understands: events.First,
+		Instance: instance, Incarnation: in.Incarnation, PreferredSlot: -1, Understands: understands,
 	}, nil)
 	if err != nil {
 		r.t.Fatal(err)
@@ -67,7 +68,7 @@ func TestEventsAreWrittenSoThatEveryLiveReplicaUnderstandsThem(t *testing.T) {
 		}
 	}
 	step("m0", "all are new", "0", "1")
-	old := a.join(st, "old")
+	old := a.join(st, "old", events.First)
 	step("m1", "an old one has joined", "1", "1")
 	if _, err := a.Execute(t.Context(), commands.StopReplica{Instance: old.Instance, Incarnation: old.Incarnation}); err != nil {
 		t.Fatal(err)
@@ -86,7 +87,7 @@ func TestAnOlderReplicaThatJoinsMeanwhileIsAConflict(t *testing.T) {
 	if err != nil || app.Generation != events.Generation {
 		t.Fatalf("decided for generation %d, %v", app.Generation, err)
 	}
-	a.join(st, "old")
+	a.join(st, "old", events.First)
 	verdicts, err := st.Append(t.Context(), a.fence(a.life.Load()), []store.Append{app})
 	if err != nil {
 		t.Fatal(err)
@@ -101,6 +102,48 @@ func TestAnOlderReplicaThatJoinsMeanwhileIsAConflict(t *testing.T) {
 		if check.Aggregate == events.ReplicasKey() {
 			t.Error("the oldest form, which everybody understands, is checked against the roster")
 		}
+	}
+}
+
+// A replica that understands no form at all of an event holds that event up, and nothing else.
+func TestAnEventWithoutAFormForALiveReplicaIsRefused(t *testing.T) {
+	s := redistest.Start(t)
+	st := openStore(t, s.URL)
+	a := start(t, "a", st)
+	session := a.connect("p")
+	a.join(st, "older", events.First-1)
+	_, err := a.Register(t.Context(), session, "m", false)
+	var refusal *commands.Refusal
+	if !errors.As(err, &refusal) || refusal.Code != commands.CodeStoreUnavailable {
+		t.Errorf("%v, want %s", err, commands.CodeStoreUnavailable)
+	}
+	if got := schemas(t, s); got[0] != "0" || got[1] != "0" {
+		t.Errorf("%v registrations were written", got)
+	}
+}
+
+// An emptied log has no roster until every replica has recorded its start again.
+func TestAnOlderReplicaIsRememberedOverARebuild(t *testing.T) {
+	s := redistest.Start(t)
+	st := openStore(t, s.URL)
+	a := start(t, "a", st)
+	session := a.connect("p")
+	a.join(st, "old", events.First)
+	if err := a.CatchUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.Do(t, "FLUSHALL")
+	eventually(t, "it has rebuilt and recorded its start and its client again", func() bool {
+		found := false
+		a.View(func(s *projections.State) {
+			p, ok := s.Peer(session.ID())
+			found = ok && p.Connected && s.ReplicaCount() == 1
+		})
+		return a.seen.rebuilt.Load() > 0 && found
+	})
+	a.register(session, "m")
+	if got := schemas(t, s); got[0] != "1" || got[1] != "0" {
+		t.Errorf("%s registrations of schema 1 and %s of schema 2, want the first", got[0], got[1])
 	}
 }
 
