@@ -9,8 +9,12 @@ import (
 	"holdfast/projections"
 )
 
-// digestEvery is how often a new digest is made at most: one of a large state takes a while.
-const digestEvery = time.Second
+// A digest of a large state holds the log up for a moment (0.1 to 0.2 s for 100,000 peers): a new one is made once a
+// second at most, and so that at most a 50th of the time goes into it.
+const (
+	digestEvery = time.Second
+	digestShare = 50
+)
 
 // Digest names the state at a position. Two replicas that give different sums for one position of one log do not
 // agree: one of them is wrong.
@@ -25,29 +29,26 @@ type Digest struct {
 type digests struct {
 	mu   sync.Mutex
 	last Digest
-	made time.Time
+	next time.Time // no new one before
 }
 
-// Digest is that of the present state, or of the one up to a second ago.
+// Digest is that of the present state, or of one up to a second ago; longer ago when the state is large.
 func (r *Replica) Digest() Digest {
 	d := &r.digests
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !d.made.IsZero() && time.Since(d.made) < digestEvery {
+	began := time.Now()
+	if began.Before(d.next) {
 		return d.last
 	}
-	var encoded []byte
 	r.mu.RLock()
 	now := Digest{Position: r.state.Position, Generation: r.generation, Sum: d.last.Sum}
-	if now.Position != d.last.Position || now.Generation != d.last.Generation || d.made.IsZero() {
-		encoded = r.state.Encode()
+	if d.next.IsZero() || now.Position != d.last.Position || now.Generation != d.last.Generation {
+		now.Sum = r.state.Digest()
 	}
 	now.count(r.state)
 	r.mu.RUnlock()
-	if encoded != nil {
-		now.Sum = sha256.Sum256(encoded)
-	}
-	d.last, d.made = now, time.Now()
+	d.last, d.next = now, time.Now().Add(max(digestEvery, digestShare*time.Since(began)))
 	return now
 }
 
