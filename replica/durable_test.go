@@ -14,7 +14,7 @@ import (
 
 func openReplicated(t *testing.T, url string) *store.Store {
 	t.Helper()
-	st, err := store.Open(store.Options{URL: url, Namespace: "test", Timeout: time.Second, Replicated: true, ReplicaWait: 300 * time.Millisecond})
+	st, err := store.Open(store.Options{URL: url, Namespace: "test", Timeout: time.Second, Replicated: true, ReplicaWait: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,9 +9,9 @@ import (
 	"holdfast/store/redistest"
 )
 
-func openReplicated(t *testing.T, url string) *Store {
+func openReplicated(t *testing.T, url string, wait time.Duration) *Store {
 	t.Helper()
-	s, err := Open(Options{URL: url, Namespace: "test", Replicated: true, ReplicaWait: 300 * time.Millisecond})
+	s, err := Open(Options{URL: url, Namespace: "test", Replicated: true, ReplicaWait: wait})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,7 +23,7 @@ func TestReplicatedAppendWaitsForAReplica(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
 	follower := master.Follow(t)
-	s := openReplicated(t, master.URL)
+	s := openReplicated(t, master.URL, 10*time.Second)
 	for range 20 {
 		position := write(t, s, command(nil, connected("p")))[0]
 		// What was acknowledged is there already, without any waiting.
@@ -34,6 +34,7 @@ func TestReplicatedAppendWaitsForAReplica(t *testing.T) {
 	}
 
 	follower.Pause(t)
+	s = openReplicated(t, master.URL, 300*time.Millisecond)
 	began := time.Now()
 	checked := command(absent(peer("taken")), connected("taken"))
 	verdicts, err := s.Append(t.Context(), Fence{Instance: "a"}, []Append{
@@ -57,6 +58,7 @@ func TestReplicatedAppendWaitsForAReplica(t *testing.T) {
 	}
 
 	follower.Resume(t)
+	s = openReplicated(t, master.URL, 10*time.Second)
 	eventually(t, "the head is confirmed", func() bool {
 		head, err := s.ConfirmedHead(t.Context())
 		return err == nil && head.Position == verdicts[2].Positions[0]
@@ -68,7 +70,7 @@ func TestReplicatedAppendWaitsForAReplica(t *testing.T) {
 func TestReplicatedAppendWithoutAReplica(t *testing.T) {
 	for name, server := range map[string]*sharedServer{"redis": &plain, "cluster": &cluster} {
 		t.Run(name, func(t *testing.T) {
-			s := openReplicated(t, server.get(t).URL)
+			s := openReplicated(t, server.get(t).URL, 50*time.Millisecond)
 			_, err := s.Append(t.Context(), Fence{Instance: "a"}, []Append{command(nil, connected("p"))})
 			if !errors.Is(err, ErrNotReplicated) {
 				t.Errorf("%v, want ErrNotReplicated", err)
@@ -80,7 +82,7 @@ func TestReplicatedAppendWithoutAReplica(t *testing.T) {
 func TestReplicatedAppendToADeadRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	s := openReplicated(t, server.URL)
+	s := openReplicated(t, server.URL, time.Second)
 	server.Kill(t)
 	_, err := s.Append(t.Context(), Fence{Instance: "a"}, []Append{command(nil, connected("p"))})
 	if !errors.Is(err, ErrUnavailable) {
