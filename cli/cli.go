@@ -27,6 +27,7 @@ type commandLine struct {
 	Replay  ReplayCmd        `cmd:"" help:"Look into a log: its events, what they add up to at any moment, and why. Changes nothing."`
 	Log     LogCmd           `cmd:"" help:"Show a log's size, ends and readers on one screen. Changes nothing."`
 	Doctor  DoctorCmd        `cmd:"" help:"Check a Redis, or a running replica, before it has to carry anything."`
+	Migrate MigrateCmd       `cmd:"" help:"Show or change the layout of what is stored."`
 	Bench   BenchCmd         `cmd:"" help:"Measure running servers as their clients see them."`
 	Version kong.VersionFlag `env:"-" help:"Print the version and end."`
 }

@@ -52,6 +52,10 @@ func TestWrongSettingsEndAtOnceAndSayWhatToDo(t *testing.T) {
 		{[]string{"serve", "--redis", redis, "--insecure", "--paths", "socket.io"}, []string{"--paths"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--max-payload", "0"}, []string{"--max-payload"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--log-level", "loud"}, []string{"--log-level"}},
+		{[]string{"serve", "--redis", redis, "--insecure", "--durability", "maybe"}, []string{"--durability", "replicated"}},
+		{[]string{"serve", "--redis", redis, "--insecure", "--admin-listen", "6060"}, []string{"--admin-listen"}},
+		{[]string{"migrate", "status"}, []string{"--redis", "HOLDFAST_REDIS"}},
+		{[]string{"migrate", "up", "--redis", redis, "--wait", "0s"}, []string{"--wait"}},
 		{[]string{"serve", "--nonsense"}, []string{"--nonsense"}},
 		{[]string{"dev", "--replicas", "0"}, []string{"--replicas"}},
 		{[]string{"dev", "--listen", "x"}, []string{"--listen"}},
@@ -74,7 +78,7 @@ func TestWrongSettingsEndAtOnceAndSayWhatToDo(t *testing.T) {
 }
 
 func TestHelpIsEnough(t *testing.T) {
-	for _, args := range [][]string{{}, {"--help"}, {"serve", "--help"}, {"dev", "--help"}, {"doctor", "--help"}, {"bench", "rpc", "--help"}} {
+	for _, args := range [][]string{{}, {"--help"}, {"serve", "--help"}, {"dev", "--help"}, {"doctor", "--help"}, {"bench", "rpc", "--help"}, {"migrate", "--help"}, {"migrate", "up", "--help"}} {
 		code, stdout, _ := run(t, args...)
 		if code != 0 || !strings.Contains(stdout, "Usage: holdfast") {
 			t.Errorf("%v: code %d, %q", args, code, stdout)
@@ -274,10 +278,15 @@ func TestServeWaitsForItsRedis(t *testing.T) {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	within(t, 15*time.Second, what, f)
+}
+
+func within(t *testing.T, limit time.Duration, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if f() {
 			return
 		}
 	}
-	t.Fatalf("not within 15 s: %s", what)
+	t.Fatalf("not within %s: %s", limit, what)
 }

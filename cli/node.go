@@ -35,6 +35,7 @@ type nodeConfig struct {
 	Wire      transport.Options
 	Base      func() *projections.State // as in replica.Config
 	Log       zerolog.Logger
+	Admin     *admin // nil for none
 	// Open connects to the store; it is tried again while the store is unavailable.
 	Open func() (*store.Store, error)
 }
@@ -88,6 +89,12 @@ func (n *node) Run(ctx context.Context) error {
 		return err
 	}
 	defer st.Close()
+	if err := n.migrate(ctx, st); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
 
 	metrics := transport.NewMetrics()
 	rep := replica.New(replica.Config{
@@ -97,6 +104,7 @@ func (n *node) Run(ctx context.Context) error {
 	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone})
 	gate := transport.NewGateway(rep, rel, n.cfg.Auth, n.cfg.Log)
 	clients := transport.NewServer(n.cfg.Wire, gate)
+	n.cfg.Admin.watch(rep)
 	metrics.Watch(rep, rel, clients)
 	set(transport.Routes(rep, gate, metrics, clients))
 

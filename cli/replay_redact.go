@@ -70,7 +70,7 @@ var (
 	}
 	kept = map[string]bool{
 		"slot": true, "understands": true, "silentMs": true, "recovered": true, "anonymous": true,
-		"sessionEnded": true, "replaySafe": true, "reason": true,
+		"sessionEnded": true, "replaySafe": true, "delivery": true, "reason": true,
 	}
 )
 

@@ -16,16 +16,17 @@ import (
 
 // ServeCmd is `serve`.
 type ServeCmd struct {
-	Redis     string `placeholder:"URL" help:"Redis that holds the log, required: redis://host:port, rediss://… for TLS; Sentinel: redis://s1:26379?addr=s2:26379&master_set=NAME; Cluster: redis://n1:6379?addr=n2:6379."`
-	Namespace string `default:"holdfast" help:"Prefix of all keys: installations that share a Redis must differ in it."`
-	Listen    string `default:":8080" help:"Address to listen on, for clients and for /healthz, /readyz and /metrics."`
-	Advertise string `placeholder:"URL" help:"URL by which clients and other replicas reach this one. Default: http:// with the instance name and the port."`
-	Instance  string `default:"${hostname}" help:"Name of this replica, unique and stable across restarts. Default: the host name."`
-	Insecure  bool   `help:"Let clients name their user themselves (auth.user). Never on a network that others reach."`
-	TokenKey  string `placeholder:"KEY" help:"Secret that verifies the clients' HS256 tokens (auth.token). Required unless --insecure."`
+	Redis      string `placeholder:"URL" help:"Redis that holds the log, required: redis://host:port, rediss://… for TLS; Sentinel: redis://s1:26379?addr=s2:26379&master_set=NAME; Cluster: redis://n1:6379?addr=n2:6379."`
+	Namespace  string `default:"holdfast" help:"Prefix of all keys: installations that share a Redis must differ in it."`
+	Listen     string `default:":8080" help:"Address to listen on, for clients and for /healthz, /readyz and /metrics."`
+	Durability string `default:"fast" enum:"fast,replicated" help:"When a change counts as made, ${enum}: once Redis has it, or once a replica of that Redis has it, too."`
+	Advertise  string `placeholder:"URL" help:"URL by which clients and other replicas reach this one. Default: http:// with the instance name and the port."`
+	Instance   string `default:"${hostname}" help:"Name of this replica, unique and stable across restarts. Default: the host name."`
+	Insecure   bool   `help:"Let clients name their user themselves (auth.user). Never on a network that others reach."`
+	TokenKey   string `placeholder:"KEY" help:"Secret that verifies the clients' HS256 tokens (auth.token). Required unless --insecure."`
 	Limits
 	Drain       time.Duration `default:"3s" help:"At SIGTERM, how long clients may take to reconnect elsewhere before they are closed."`
-	DebugListen string        `placeholder:"ADDR" help:"Address for Go's profiles (/debug/pprof/), such as 127.0.0.1:6060. Off by default; never where others reach it."`
+	AdminListen string        `placeholder:"ADDR" help:"Address for the digest of the state (/admin/digest) and Go's profiles (/debug/pprof/), such as 127.0.0.1:6060. Off by default; never where others reach it."`
 	LogLevel    string        `default:"info" enum:"trace,debug,info,warn,error" help:"Least level that is logged: ${enum}."`
 	LogFormat   string        `default:"json" enum:"json,console" help:"Form of the log, on standard error: ${enum}."`
 }
@@ -116,17 +117,17 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 	if c.Insecure {
 		log.Warn().Msg("--insecure: clients name their user themselves")
 	}
-	stopDebug, err := serveDebug(c.DebugListen, log)
+	adm, err := newAdmin(c.AdminListen, log)
 	if err != nil {
 		return err
 	}
-	defer stopDebug()
+	defer adm.close()
 	n, err := newNode(nodeConfig{
 		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,
 		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain, Keeping: c.keeping(),
-		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Log: log,
+		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Log: log, Admin: adm,
 		Open: func() (*store.Store, error) {
-			return store.Open(store.Options{URL: c.Redis, Namespace: c.Namespace})
+			return store.Open(store.Options{URL: c.Redis, Namespace: c.Namespace, Replicated: c.Durability == "replicated"})
 		},
 	})
 	if err != nil {
@@ -158,6 +159,11 @@ func (c *ServeCmd) check() error {
 	}
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		return usageError{fmt.Sprintf("--listen %q: want host:port or :port", c.Listen)}
+	}
+	if c.AdminListen != "" {
+		if _, _, err := net.SplitHostPort(c.AdminListen); err != nil {
+			return usageError{fmt.Sprintf("--admin-listen %q: want host:port, such as 127.0.0.1:6060", c.AdminListen)}
+		}
 	}
 	if c.Advertise != "" {
 		if u, err := url.Parse(c.Advertise); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {

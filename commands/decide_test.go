@@ -135,7 +135,7 @@ func decide(t *testing.T, sc scenario) []string {
 	var token ulid.ULID
 	for i, g := range sc.given {
 		after, name, data := parseStep(t, g)
-		e, err := events.Decode(events.Encoded{Type: name, Schema: 1, Data: data})
+		e, err := events.Decode(events.Encoded{Type: name, Schema: events.Schema(name), Data: data})
 		if err != nil {
 			t.Fatalf("%s: %v", g, err)
 		}

@@ -37,10 +37,14 @@ func (c RegisterMethod) Decide(s *projections.State) (Decision, error) {
 	if !taken && s.HeldCount(id) >= MaxMethodsPerPeer {
 		return Decision{}, refuse(CodeTooMany, "a peer can hold %d methods at most", MaxMethodsPerPeer)
 	}
+	delivery := events.DeliverOnce
+	if c.ReplaySafe {
+		delivery = events.DeliverAgain
+	}
 	return Decision{
 		Reads: []events.Aggregate{events.PeerKey(c.User, c.Peer), events.MethodKey(c.User, c.Method)},
 		Events: []events.Event{events.MethodRegistered{
-			User: c.User, Method: c.Method, Peer: c.Peer, Session: p.Session, Connection: c.Connection, ReplaySafe: c.ReplaySafe,
+			User: c.User, Method: c.Method, Peer: c.Peer, Session: p.Session, Connection: c.Connection, Delivery: delivery,
 		}},
 	}, nil
 }

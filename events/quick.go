@@ -190,8 +190,8 @@ func (e *MethodRegistered) take(name string, v value) bool {
 		return v.str(&e.Session)
 	case "connection":
 		return v.str(&e.Connection)
-	case "replaySafe":
-		return v.yes(&e.ReplaySafe)
+	case "delivery":
+		return v.str((*string)(&e.Delivery))
 	}
 	return false
 }

@@ -5,14 +5,19 @@
 // never rewritten: an older event is brought to the newest schema as it is read.
 package migrations
 
-import "holdfast/events"
+import (
+	"encoding/json"
+
+	"holdfast/events"
+)
 
 // An upcast turns the data of one schema of an event type into that of the next.
 type upcast func(data []byte) ([]byte, error)
 
-// upcasts are by event type; the first turns schema 1 into schema 2. There is none yet: every type is at its
-// first schema.
-var upcasts = map[string][]upcast{}
+// upcasts are by event type; the first turns schema 1 into schema 2.
+var upcasts = map[string][]upcast{
+	"method-registered": {methodRegistered2},
+}
 
 // Upcast brings a stored event to the newest schema that this build knows. What is at it already, or of a type
 // or schema that this build does not know, is left as it is, for the decoder to judge.
@@ -27,4 +32,26 @@ func Upcast(e events.Encoded) (events.Encoded, error) {
 		e.Schema++
 	}
 	return e, nil
+}
+
+// methodRegistered2 puts the word "delivery" in place of the flag "replaySafe". The fields are written out: what
+// a schema holds does not change with the types of today.
+func methodRegistered2(data []byte) ([]byte, error) {
+	var e struct {
+		User       string `json:"user"`
+		Method     string `json:"method"`
+		Peer       string `json:"peer"`
+		Session    string `json:"session"`
+		Connection string `json:"connection"`
+		ReplaySafe bool   `json:"replaySafe,omitempty"`
+		Delivery   string `json:"delivery"`
+	}
+	if err := json.Unmarshal(data, &e); err != nil {
+		return nil, err
+	}
+	e.Delivery = "once"
+	if e.ReplaySafe {
+		e.Delivery, e.ReplaySafe = "again", false
+	}
+	return json.Marshal(e)
 }

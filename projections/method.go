@@ -96,7 +96,7 @@ func (s *State) methodRegistered(r events.Record, e events.MethodRegistered) {
 		s.release(former)
 	}
 	reg := &Registration{
-		MethodID: id, Holder: holder, Session: e.Session, ReplaySafe: e.ReplaySafe, Version: r.Position,
+		MethodID: id, Holder: holder, Session: e.Session, ReplaySafe: e.Delivery == events.DeliverAgain, Version: r.Position,
 	}
 	s.methods[id] = reg
 	s.hold(reg)

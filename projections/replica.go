@@ -49,6 +49,16 @@ func (s *State) Replicas() iter.Seq[Replica] {
 // ReplicaCount is how many replicas live.
 func (s *State) ReplicaCount() int { return len(s.replicas) }
 
+// Understood is the newest generation of events that every live replica can fold; events.Generation when none
+// lives.
+func (s *State) Understood() int {
+	least := events.Generation
+	for _, r := range s.replicas {
+		least = min(least, r.Understands)
+	}
+	return least
+}
+
 // Slot is the slot with number i, 0 to events.Slots-1.
 func (s *State) Slot(i int) Slot { return s.slots[i] }
 

@@ -2,7 +2,6 @@ package projections
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -32,42 +31,56 @@ func (s *State) Encode() []byte {
 
 	e.uint(uint64(len(s.versions)))
 	for _, a := range slices.Sorted(maps.Keys(s.versions)) {
-		e.text(string(a))
-		e.position(s.versions[a])
+		e.version(a, s.versions[a])
 	}
 	e.uint(uint64(len(s.replicas)))
 	for _, name := range slices.Sorted(maps.Keys(s.replicas)) {
-		r := s.replicas[name]
-		e.text(r.Instance, r.Incarnation, r.URL)
-		e.uint(uint64(r.Slot))
-		e.position(r.Started)
-		e.uint(uint64(r.Understands))
+		e.replica(s.replicas[name])
 	}
 	for _, slot := range s.slots {
-		e.text(slot.Instance, slot.Incarnation)
-		e.flags(slot.Live)
-		e.position(slot.Freed)
+		e.slot(slot)
 	}
 	e.uint(uint64(len(s.peers)))
 	for _, id := range slices.SortedFunc(maps.Keys(s.peers), comparePeers) {
-		p := s.peers[id]
-		e.text(p.User, p.PeerID.Peer, p.Connection, p.Instance, p.Session, p.Recovery)
-		e.flags(p.Anonymous, p.Connected, p.SessionEnded, p.Gone)
-		e.time(p.Changed)
+		e.peer(s.peers[id])
 	}
 	e.uint(uint64(len(s.methods)))
 	for _, id := range slices.SortedFunc(maps.Keys(s.methods), compareMethods) {
-		r := s.methods[id]
-		e.text(r.User, r.Method, r.Holder.Peer, r.Session)
-		e.flags(r.ReplaySafe, r.Lapsed)
-		e.position(r.Version)
-		e.time(r.Orphaned)
+		e.registration(s.methods[id])
 	}
 	return e.b
 }
 
-// Digest names the state: two replicas at one position have the same, or one of them is wrong.
-func (s *State) Digest() [sha256.Size]byte { return sha256.Sum256(s.Encode()) }
+func (e *encoder) version(a events.Aggregate, at events.Position) {
+	e.text(string(a))
+	e.position(at)
+}
+
+func (e *encoder) replica(r *Replica) {
+	e.text(r.Instance, r.Incarnation, r.URL)
+	e.uint(uint64(r.Slot))
+	e.position(r.Started)
+	e.uint(uint64(r.Understands))
+}
+
+func (e *encoder) slot(slot Slot) {
+	e.text(slot.Instance, slot.Incarnation)
+	e.flags(slot.Live)
+	e.position(slot.Freed)
+}
+
+func (e *encoder) peer(p *Peer) {
+	e.text(p.User, p.PeerID.Peer, p.Connection, p.Instance, p.Session, p.Recovery)
+	e.flags(p.Anonymous, p.Connected, p.SessionEnded, p.Gone)
+	e.time(p.Changed)
+}
+
+func (e *encoder) registration(r *Registration) {
+	e.text(r.User, r.Method, r.Holder.Peer, r.Session)
+	e.flags(r.ReplaySafe, r.Lapsed)
+	e.position(r.Version)
+	e.time(r.Orphaned)
+}
 
 // Decode reads what Encode wrote. What is cut short, damaged in a way that shows, or of another schema is
 // ErrSnapshot; a checksum is the caller's business.

@@ -18,7 +18,7 @@ func someState() *State {
 		events.ReplicaStarted{Instance: "r1", Incarnation: "I1", URL: "http://r1", Slot: 0, Understands: 1},
 		events.ReplicaStarted{Instance: "r2", Incarnation: "I2", Slot: 1, Understands: 1},
 		events.PeerConnected{User: "u", Peer: "p", Connection: "C1", Instance: "r1", Session: "s1", Recovery: "pid1"},
-		events.MethodRegistered{User: "u", Method: "m", Peer: "p", Session: "s1", Connection: "C1", ReplaySafe: true},
+		events.MethodRegistered{User: "u", Method: "m", Peer: "p", Session: "s1", Connection: "C1", Delivery: events.DeliverAgain},
 		events.PeerConnected{User: "u", Peer: "q", Connection: "C2", Instance: "r2", Session: "s2", Recovery: "pid2", Anonymous: true},
 		events.MethodRegistered{User: "u", Method: "n", Peer: "q", Session: "s2", Connection: "C2"},
 		events.PeerConnected{User: "u", Peer: "q", Connection: "C3", Instance: "r2", Session: "s3", Recovery: "pid3"},

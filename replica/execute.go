@@ -47,6 +47,12 @@ func (r *Replica) Execute(ctx context.Context, c commands.Command) (Result, erro
 	var refusal *commands.Refusal
 	switch {
 	case err == nil, errors.As(err, &refusal):
+	case errors.Is(err, store.ErrNotReplicated):
+		r.metrics.Unreplicated.Add(1)
+		err = &commands.Refusal{
+			Code: commands.CodeStoreUnavailable,
+			Text: "The change was written, but no replica of the store has confirmed it in time: a failover may lose it",
+		}
 	case errors.Is(err, ErrFenced):
 		err = &commands.Refusal{Code: commands.CodeStoreUnavailable, Text: err.Error()}
 	default:
@@ -75,11 +81,15 @@ func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Res
 			caughtUp = true
 			continue
 		}
-		if err != nil || len(d.Events) == 0 {
+		if err == nil && len(d.Events) == 0 {
+			// What is so already may have been written by a command that failed for want of a replica.
+			return Result{Decision: d}, r.confirm(ctx, generation)
+		}
+		if err != nil {
 			return Result{Decision: d}, err
 		}
 		fence := r.fence(l)
-		verdict, err := r.append(ctx, app, fence)
+		verdict, err := r.append(ctx, app, generation, fence)
 		switch {
 		case errors.Is(err, store.ErrUnavailable): // certainly not written; the store may take it in a moment
 			select {
@@ -155,6 +165,9 @@ func (r *Replica) decide(c commands.Command, id ulid.ULID) (commands.Decision, s
 	for _, a := range d.Reads {
 		app.Checks = append(app.Checks, store.Check{Aggregate: a, Version: r.state.Version(a)})
 	}
+	if err == nil {
+		err = r.suit(&app)
+	}
 	return d, app, r.generation, err
 }
 
@@ -173,7 +186,7 @@ type settled struct {
 // append hands one decision to the appender. An append whose answer was lost is settled by looking for its
 // command in the log, never by repeating it blindly. With an error of store.ErrUnavailable it was not written;
 // with errUnsettled nobody knows.
-func (r *Replica) append(ctx context.Context, app store.Append, fence store.Fence) (store.Verdict, error) {
+func (r *Replica) append(ctx context.Context, app store.Append, generation uint64, fence store.Fence) (store.Verdict, error) {
 	seen := make(chan struct{})
 	r.mu.Lock()
 	r.causes[app.Command] = seen
@@ -192,7 +205,7 @@ func (r *Replica) append(ctx context.Context, app store.Append, fence store.Fenc
 	var s settled
 	select {
 	case s = <-p.done:
-	case <-seen: // applied before the answer came, or although it was lost
+	case <-early(seen, !r.st.Replicated()): // applied before the answer came, or although it was lost
 		return r.seenVerdict(), nil
 	case <-ctx.Done():
 		return store.Verdict{}, errUnsettled
@@ -205,7 +218,7 @@ func (r *Replica) append(ctx context.Context, app store.Append, fence store.Fenc
 		err := r.CatchUp(ctx)
 		select {
 		case <-seen:
-			return r.seenVerdict(), nil
+			return r.seenVerdict(), r.confirm(ctx, generation)
 		default:
 		}
 		if err == nil {
@@ -213,7 +226,7 @@ func (r *Replica) append(ctx context.Context, app store.Append, fence store.Fenc
 		}
 		select {
 		case <-seen:
-			return r.seenVerdict(), nil
+			return r.seenVerdict(), r.confirm(ctx, generation)
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return store.Verdict{}, errUnsettled
@@ -262,11 +275,14 @@ func (r *Replica) flush(ctx context.Context, batch []*pending) {
 	verdicts, err := r.st.Append(ctx, batch[0].fence, group)
 	r.metrics.Groups.Add(1)
 	for i, p := range batch {
-		if err != nil {
+		switch {
+		case errors.Is(err, store.ErrNotReplicated) && verdicts[i].Positions == nil: // refused, so nothing to lose
+			p.done <- settled{verdict: verdicts[i]}
+		case err != nil:
 			p.done <- settled{err: err}
-			continue
+		default:
+			p.done <- settled{verdict: verdicts[i]}
 		}
-		p.done <- settled{verdict: verdicts[i]}
 	}
 }
 

@@ -67,7 +67,8 @@ func (r *Replica) follow(ctx context.Context, l *life) error {
 			pause = 0
 			continue
 		case errors.Is(err, events.ErrUnknown), errors.Is(err, store.ErrDamaged):
-			r.defer_(fmt.Errorf("cannot follow the log: %w", err))
+			r.defer_(fmt.Errorf("cannot follow the log: %w", err), "not-understood",
+				"not ready: the log goes on with what this version of the program does not know; a newer version is needed")
 		case errors.Is(err, store.ErrNoGroup):
 			r.log.Warn().Msg("the log or this replica's consumer group has vanished: checking the log and making it again")
 			r.metrics.Anomalies.With("group-vanished").Inc()
@@ -234,9 +235,18 @@ func (r *Replica) noteOwnEnd(records []events.Record) {
 // rebuild replaces the state by a fold of the log as it stands now, and has what this replica knows of its
 // own sessions recorded again.
 func (r *Replica) rebuild(ctx context.Context, why error) error {
-	r.log.Warn().Err(why).Msg("rebuilding the state from the log as it stands")
-	r.metrics.Anomalies.With("rebuilt").Inc()
+	r.mu.RLock()
+	stuck := r.deferred != nil
+	r.mu.RUnlock()
+	if !stuck { // else it was said, and is tried again and again
+		r.log.Warn().Err(why).Msg("rebuilding the state from the log as it stands")
+		r.metrics.Anomalies.With("rebuilt").Inc()
+	}
 	f, err := r.foldAnew(ctx)
+	if errors.Is(err, errGap) || errors.Is(err, errBegun) {
+		err = fmt.Errorf("cannot follow the log: rebuild: %w", err)
+		r.defer_(err, "trimmed", "not ready: the log was trimmed past this replica and cannot be folded from its beginning")
+	}
 	if err != nil {
 		return err
 	}
@@ -248,7 +258,9 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 		return err
 	}
 	r.mu.Lock()
+	r.rememberRoster()
 	r.state = state
+	r.deferred = nil
 	r.generation++
 	r.head = events.Position{}
 	r.recent = f.recent
@@ -269,15 +281,16 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 	return nil
 }
 
-// defer_ stops following for good: what comes next in the log is not understood, and must not be skipped.
-func (r *Replica) defer_(why error) {
+// defer_ stops following, as long as it is so: what comes next in the log is not understood or missing, and must
+// not be skipped. It is said once, with the message, and counted as an anomaly of the kind.
+func (r *Replica) defer_(why error, kind, message string) {
 	r.mu.Lock()
 	first := r.deferred == nil
 	r.deferred = why
 	r.mu.Unlock()
 	if first {
-		r.log.Error().Err(why).Msg("not ready: the log goes on with what this version of the program does not know; a newer version is needed")
-		r.metrics.Anomalies.With("not-understood").Inc()
+		r.log.Error().Err(why).Msg(message)
+		r.metrics.Anomalies.With(kind).Inc()
 	}
 }
 

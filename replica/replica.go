@@ -24,9 +24,6 @@ import (
 	"holdfast/store"
 )
 
-// Understands is the newest generation of events that this build can fold.
-const Understands = 1
-
 // ErrInstanceTaken ends Run when another process runs under the same instance name.
 var ErrInstanceTaken = errors.New("another replica runs under this instance name")
 
@@ -52,14 +49,16 @@ type Replica struct {
 	st  *store.Store
 	log zerolog.Logger
 
-	mu         sync.RWMutex // guards what follows
-	state      *projections.State
-	head       events.Position // the furthest that the log is known to go
-	generation uint64          // counts rebuilds: positions of different generations do not compare
-	moved      chan struct{}
-	recent     tokenRing
-	causes     map[ulid.ULID]chan struct{} // own appends whose entry has not been seen
-	deferred   error                       // why the log cannot be followed further; nil if it can
+	mu          sync.RWMutex // guards what follows
+	state       *projections.State
+	head        events.Position // the furthest that the log is known to go
+	generation  uint64          // counts rebuilds: positions of different generations do not compare
+	moved       chan struct{}
+	recent      tokenRing
+	causes      map[ulid.ULID]chan struct{} // own appends whose entry has not been seen
+	former      int                         // generation that the replicas understood before a rebuild,
+	formerUntil time.Time                   // kept to until then
+	deferred    error                       // why the log cannot be followed further; nil if it can
 
 	life      atomic.Pointer[life] // the present incarnation; nil while starting
 	appends   chan *pending
@@ -76,6 +75,7 @@ type Replica struct {
 	metrics   Metrics
 	keeper    keeper
 	pace      pace // changed by tests alone
+	digests   digests
 }
 
 // Listener is told what happens to the projections. Its methods are called one at a time, in order, by the
@@ -299,7 +299,7 @@ func (r *Replica) begin(ctx context.Context, l *life) error {
 		}
 		res, err := r.execute(ctx, commands.StartReplica{
 			Instance: r.cfg.Instance, Incarnation: l.inbox.Incarnation, URL: r.cfg.URL,
-			Understands: Understands, PreferredSlot: preferred, Silent: r.cfg.LeaseTTL,
+			Understands: events.Generation, PreferredSlot: preferred, Silent: r.cfg.LeaseTTL,
 		}, nil)
 		if err != nil {
 			return err
@@ -351,7 +351,7 @@ func (r *Replica) insist(ctx context.Context, what string, f func(context.Contex
 		if err == nil || ctx.Err() != nil {
 			return errors.Join(err, ctx.Err())
 		}
-		if !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, errUnsettled) {
+		if !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, errUnsettled) && !errors.Is(err, store.ErrNotReplicated) {
 			return fmt.Errorf("replica: %s: %w", what, err)
 		}
 		if time.Since(said) > 5*time.Second {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -28,7 +29,8 @@ var appendScript = rueidis.NewLuaScript(appendSource)
 //
 // A group of more than MaxGroup commands, a command without events and an event that cannot be encoded are errors,
 // and nothing has been written then. With ErrUnavailable, either everything that passes has been written or
-// nothing: the log has the answer, under each command's ULID.
+// nothing: the log has the answer, under each command's ULID. With ErrNotReplicated the
+// verdicts are told as well: what they call written a failover may lose.
 func (s *Store) Append(ctx context.Context, fence Fence, group []Append) ([]Verdict, error) {
 	const op = "append"
 	if len(group) == 0 {
@@ -41,15 +43,23 @@ func (s *Store) Append(ctx context.Context, fence Fence, group []Append) ([]Verd
 	if err != nil {
 		return nil, fmt.Errorf("store: %s: %w", op, err)
 	}
-	res := s.run(ctx, appendScript, []string{s.keys.log, s.keys.versions}, args)
-	if err := s.check(ctx, op, res); err != nil {
+	res, err := s.runAppend(ctx, op, []string{s.keys.log, s.keys.versions}, args)
+	if err != nil && !errors.Is(err, ErrNotReplicated) {
 		return nil, err
 	}
-	verdicts, err := parseVerdicts(res, group)
-	if err != nil {
-		return nil, malformed(op, err)
+	verdicts, malformation := parseVerdicts(res, group)
+	if malformation != nil {
+		return nil, malformed(op, malformation)
 	}
-	return verdicts, nil
+	return verdicts, err
+}
+
+func (s *Store) runAppend(ctx context.Context, op string, keys, args []string) (rueidis.RedisResult, error) {
+	if s.replicated {
+		return s.appendDurable(ctx, op, keys, args)
+	}
+	res := s.run(ctx, appendScript, keys, args)
+	return res, s.check(ctx, op, res)
 }
 
 // numbering gives each aggregate of a group a number, so that the script reads and writes each version once.
@@ -89,7 +99,7 @@ func (s *Store) appendArgs(fence Fence, group []Append) ([]string, error) {
 		}
 		begin := len(body)
 		for _, event := range command.Events {
-			encoded, err := events.Encode(event)
+			encoded, err := events.EncodeFor(event, cmp.Or(command.Generation, events.Generation))
 			if err != nil {
 				return nil, err
 			}

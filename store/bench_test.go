@@ -7,17 +7,36 @@ import (
 	"time"
 
 	"holdfast/events"
+	"holdfast/store/redistest"
 )
 
 // BenchmarkAppend counts commands of one event with two checks against a real Redis.
 func BenchmarkAppend(b *testing.B) {
-	b.Run("one caller", func(b *testing.B) { benchmarkAppend(b, 1, 1) })
-	b.Run("groups of 64", func(b *testing.B) { benchmarkAppend(b, 1, 64) })
-	b.Run("4 callers, groups of 64", func(b *testing.B) { benchmarkAppend(b, 4, 64) })
+	s := redisBackend(b, plain.get(b)).open(b)
+	b.Run("one caller", func(b *testing.B) { benchmarkAppend(b, s, 1, 1) })
+	b.Run("groups of 64", func(b *testing.B) { benchmarkAppend(b, s, 1, 64) })
+	b.Run("4 callers, groups of 64", func(b *testing.B) { benchmarkAppend(b, s, 4, 64) })
 }
 
-func benchmarkAppend(b *testing.B, callers, size int) {
-	s := redisBackend(b, plain.get(b)).open(b)
+// BenchmarkReplicatedAppend is the same against a Redis with a replica, whose confirmation is waited for.
+func BenchmarkReplicatedAppend(b *testing.B) {
+	master := redistest.Start(b)
+	master.Follow(b)
+	for _, replicated := range []bool{false, true} {
+		s, err := Open(Options{URL: master.URL, Replicated: replicated, ReplicaWait: 10 * time.Second})
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer s.Close()
+		name := map[bool]string{true: "replicated", false: "fast"}[replicated]
+		b.Run(name+", one caller", func(b *testing.B) { benchmarkAppend(b, s, 1, 1) })
+		b.Run(name+", groups of 64", func(b *testing.B) { benchmarkAppend(b, s, 1, 64) })
+	}
+}
+
+func benchmarkAppend(b *testing.B, s *Store, callers, size int) {
+	b.Helper()
+	raw(b, s, "DEL", s.keys.log, s.keys.versions)
 	started := write(b, s, command(nil, events.ReplicaStarted{Instance: "a"}))[0]
 	fence := Fence{Instance: "a", Started: started}
 	var wg sync.WaitGroup

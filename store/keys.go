@@ -17,6 +17,9 @@ import (
 //	                                                k aggregates with spaces between, for people, d data (JSON)
 //	{ns}:versions                           hash    aggregate → position of its last event;
 //	                                                @head → position and token of the last entry of the log
+//	{ns}:layout                             hash    version of the layout of all keys; oldest: the least version
+//	                                                that a program must know
+//	{ns}:layout-lock                        string  who changes the layout; expires
 //	{ns}:lease:<instance>                   string  the incarnation that lives; expires with its lease
 //	{ns}:snapshots                          list    manifests of the snapshots (JSON), the newest first
 //	{ns}:snapshot:<id>                      hash    a snapshot: number of the chunk, from 0 → chunk of the packed
@@ -34,7 +37,9 @@ import (
 //
 // In the last two, % and : within user and peer are written %25 and %3A.
 type keys struct {
+	control                     string // prefix of what shares the slot of the log
 	log, versions, lease        string
+	layout, layoutLock          string
 	snapshots, snapshot, keeper string
 	inbox, call, ack            string
 }
@@ -44,15 +49,18 @@ const headField = "@head"
 func newKeys(namespace string) keys {
 	control, data := "{"+namespace+"}:", "{"+namespace+".0}:"
 	return keys{
-		log:       control + "log",
-		versions:  control + "versions",
-		lease:     control + "lease:",
-		snapshots: control + "snapshots",
-		snapshot:  control + "snapshot:",
-		keeper:    control + "keeper",
-		inbox:     data + "inbox:",
-		call:      data + "call:",
-		ack:       data + "ack:",
+		control:    control,
+		layout:     control + "layout",
+		layoutLock: control + "layout-lock",
+		log:        control + "log",
+		versions:   control + "versions",
+		lease:      control + "lease:",
+		snapshots:  control + "snapshots",
+		snapshot:   control + "snapshot:",
+		keeper:     control + "keeper",
+		inbox:      data + "inbox:",
+		call:       data + "call:",
+		ack:        data + "ack:",
 	}
 }
 

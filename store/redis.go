@@ -2,6 +2,7 @@ package store
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -39,6 +40,9 @@ type Options struct {
 	// Timeout bounds one command with everything it needs, dialling too; 3 s when zero. A read that may
 	// block has its block time besides.
 	Timeout time.Duration
+	// Replicated has each append wait until a replica of Redis has it, ReplicaWait at most (1 s when zero).
+	Replicated  bool
+	ReplicaWait time.Duration
 
 	single bool // do not ask whether the server is a cluster
 }
@@ -51,6 +55,9 @@ type Store struct {
 	keys    keys
 	timeout time.Duration
 	doors   *doors
+
+	replicated  bool
+	replicaWait time.Duration
 
 	closing context.Context
 	close   context.CancelFunc
@@ -88,7 +95,10 @@ func Open(o Options) (*Store, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = defaultTimeout
 	}
-	s := &Store{keys: newKeys(o.Namespace), timeout: o.Timeout, doors: newDoors()}
+	s := &Store{
+		keys: newKeys(o.Namespace), timeout: o.Timeout, doors: newDoors(),
+		replicated: o.Replicated, replicaWait: cmp.Or(o.ReplicaWait, defaultReplicaWait),
+	}
 	s.tokens.entropy = ulid.Monotonic(bufio.NewReader(rand.Reader), 0)
 	option, err := s.clientOption(o)
 	if err != nil {

@@ -56,6 +56,8 @@ type Append struct {
 	Command ulid.ULID
 	Checks  []Check
 	Events  []events.Event
+	// Generation is that of the oldest replica that will read the events; zero for this build's own.
+	Generation int
 }
 
 // Fence names the appending replica and the position of its ReplicaStarted. An append is refused as Fenced

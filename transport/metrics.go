@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"encoding/binary"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -78,6 +79,7 @@ var (
 	descGroups        = desc("append_groups_total", "Script calls that carried them.")
 	descConflicts     = desc("append_conflicts_total", "Decisions that lost to another replica's and were made again.")
 	descUnavailable   = desc("commands_unavailable_total", "Commands that failed because the log could not be reached.")
+	descUnreplicated  = desc("commands_unreplicated_total", "Commands that failed because no replica of Redis confirmed them in time.")
 	descFenced        = desc("fenced_total", "Times this replica was declared lost and started anew.")
 	descReconciled    = desc("reconciled_total", "Things recorded again because the log had lost them.")
 	descAnomalies     = desc("store_anomalies_total", "Accidents of the store that were noticed, by kind.", "kind")
@@ -86,6 +88,9 @@ var (
 	descTrimmed       = desc("log_trimmed_total", "Entries of the log that this replica removed.")
 	descLogMemory     = desc("log_memory_bytes", "Memory of the log in Redis, when this replica last looked as its keeper.")
 	descInbox         = desc("inbox_depth", "Messages in this replica's inbox at its last beat.")
+	descDigest        = desc("state_digest", "First 48 bits of the digest of the state at the position in the next two. Equal positions, equal digests.")
+	descDigestMs      = desc("state_digest_position_ms", "Time part of the position of the digest, ms since 1970.")
+	descDigestSeq     = desc("state_digest_position_seq", "Sequence part of the position of the digest.")
 	descRunning       = desc("calls_running", "Calls under way from here.")
 	descReplicas      = desc("replicas", "Live replicas, as this one sees it.")
 	descPeers         = desc("peers", "Peers known, connected or away.")
@@ -127,6 +132,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	count(descGroups, m.Groups.Load())
 	count(descConflicts, m.Conflicts.Load())
 	count(descUnavailable, m.Unavailable.Load())
+	count(descUnreplicated, m.Unreplicated.Load())
 	count(descFenced, m.Fenced.Load())
 	count(descReconciled, m.Reconciled.Load())
 	count(descSnapshots, m.Snapshots.Load())
@@ -139,6 +145,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descInbox, float64(m.InboxDepth.Load()))
 	m.Anomalies.Each(func(kind string, n uint64) { count(descAnomalies, n, kind) })
+	digest := c.rep.Digest()
+	gauge(descDigest, float64(binary.BigEndian.Uint64(digest.Sum[:])>>16))
+	gauge(descDigestMs, float64(digest.Position.Ms))
+	gauge(descDigestSeq, float64(digest.Position.Seq))
 	gauge(descRunning, float64(c.relay.Running()))
 	c.rep.View(func(s *projections.State) {
 		if !s.Position.IsZero() {

@@ -31,6 +31,7 @@ type Server struct {
 	Dir  string
 
 	args    []string
+	config  string    // of a Sentinel, which writes into it; else empty
 	process *exec.Cmd // nil while it is down
 	exited  chan struct{}
 }
@@ -54,13 +55,33 @@ func Start(t testing.TB, args ...string) *Server {
 	// Another process may take the port between the look and the start.
 	for try := 0; ; try++ {
 		s.Port = freePort(t)
-		s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port))
-		s.URL = "redis://" + s.Addr
+		s.address()
 		if err = s.launch(); err == nil {
 			return s
 		}
 		if try == 2 {
 			t.Fatal(err)
+		}
+	}
+}
+
+func (s *Server) address() {
+	s.Addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port))
+	s.URL = "redis://" + s.Addr
+}
+
+// Follow runs another server that replicates this one, and waits until it is in step.
+func (s *Server) Follow(t testing.TB, args ...string) *Server {
+	t.Helper()
+	s.Do(t, "CONFIG", "SET", "repl-diskless-sync-delay", "0") // or the first copy begins after 5 s
+	f := Start(t, append([]string{"--replicaof", "127.0.0.1", strconv.Itoa(s.Port)}, args...)...)
+	for deadline := time.Now().Add(startTimeout); ; time.Sleep(5 * time.Millisecond) {
+		info := s.Do(t, "INFO", "replication")
+		if strings.Contains(info, fmt.Sprintf("port=%d,state=online", f.Port)) {
+			return f
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the replica is not in step within %s: %s", startTimeout, info)
 		}
 	}
 }
@@ -140,6 +161,10 @@ func (s *Server) launch() error {
 	args := []string{
 		"--port", strconv.Itoa(s.Port), "--bind", "127.0.0.1", "--dir", s.Dir, "--logfile", logfile,
 		"--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--daemonize", "no",
+	}
+	if s.config != "" {
+		logfile = filepath.Join(s.Dir, "sentinel.log")
+		args = []string{s.config, "--sentinel", "--port", strconv.Itoa(s.Port), "--bind", "127.0.0.1", "--logfile", logfile}
 	}
 	cmd := exec.CommandContext(context.Background(), "redis-server", append(args, s.args...)...)
 	endWithParent(cmd)
