@@ -170,7 +170,7 @@ func TestLogTrimmedUnderASlowReplica(t *testing.T) {
 	w := newWorld(t, redis, redis.URL)
 	before, _, _ := strings.Cut(redis.Do(t, "HGET", "{holdfast}:versions", "@head"), " ")
 	eventually(t, "it has read all there is", func() bool { return w.b.digest().Position == before })
-	w.b.signal(syscall.SIGSTOP) // for less than a lease
+	w.b.pause() // for less than a lease
 	for i := range 5 {
 		if err := w.pa.register(fmt.Sprint("pa", i)); err != nil {
 			t.Fatal(err)
@@ -201,7 +201,7 @@ func TestReplicaPausedForThirtySeconds(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	w := newWorld(t, redis, redis.URL)
-	w.b.signal(syscall.SIGSTOP)
+	w.b.pause()
 	stopped := time.Now()
 	w.noticed("", "a replica's lease is gone: it is declared lost", w.a)
 	if err := w.pa.calls("mb", "pb"); err == nil {

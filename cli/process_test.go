@@ -169,6 +169,20 @@ func serve(t *testing.T, bin, redis, instance string, more ...string) *process {
 
 func (p *process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
 
+// pause freezes it, and returns once it stands still: a signal may take its time, and one to go on would undo it.
+func (p *process) pause() {
+	p.t.Helper()
+	p.signal(syscall.SIGSTOP)
+	eventually(p.t, p.instance+" stands still", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		if err != nil {
+			p.t.Skipf("whether a process stands still is read in /proc: %v", err)
+		}
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		return strings.HasPrefix(rest, "T")
+	})
+}
+
 func (p *process) ready() {
 	p.t.Helper()
 	eventually(p.t, p.instance+" is ready", func() bool { code, _ := p.get(p.URL + "/readyz"); return code == 200 })
