@@ -70,7 +70,8 @@ func (o *outbound) take(most int, spare []outgoing) []outgoing {
 		o.wait = spare[:0]
 		return batch
 	}
-	batch := append(spare[:0], o.wait[:most]...)
+	batch := spare[:0]
+	batch = append(batch, o.wait[:most]...)
 	rest := copy(o.wait, o.wait[most:])
 	clear(o.wait[rest:])
 	o.wait = o.wait[:rest]

@@ -254,7 +254,7 @@ func (c *conn) cut(reason Reason) bool {
 	c.out.stop()
 	go func() { // the connection may be stuck in a write
 		defer c.srv.wg.Done()
-		c.writeClose() //nolint:errcheck // best effort
+		_ = c.writeClose() // best effort
 		c.ws.WebsocketConnection().Close()
 	}()
 	return true
