@@ -136,7 +136,11 @@ func freeAddress(t *testing.T) string {
 // launch starts a replica. It is killed with the test, if it has not ended by then.
 func launch(t *testing.T, bin, redis, instance string, more ...string) *process {
 	t.Helper()
-	address := freeAddress(t)
+	return launchAt(t, bin, redis, instance, freeAddress(t), more...)
+}
+
+func launchAt(t *testing.T, bin, redis, instance, address string, more ...string) *process {
+	t.Helper()
 	p := &process{t: t, instance: instance, URL: "http://" + address, exited: make(chan struct{})}
 	args := []string{"serve", "--insecure", "--redis", redis, "--listen", address, "--instance", instance, "--drain", "0s"}
 	if bin == binary(t, "") {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -19,11 +20,11 @@ import (
 	"holdfast/store/redistest"
 )
 
-// fill appends n events about 100,000 peers with a registration each, as fast as the script takes them. The peers
+// fill appends n events about so many peers with a registration each, as fast as the script takes them. The peers
 // are on a replica that does not live.
-func fill(t testing.TB, st *store.Store, n int) {
+func fill(t testing.TB, st *store.Store, n, peers int) {
 	t.Helper()
-	const peers, callers = 100_000, 4
+	const callers = 4
 	begin := time.Now()
 	var group sync.WaitGroup
 	for caller := range callers {
@@ -97,7 +98,7 @@ func TestStartOfALargeState(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(st.Close)
-	fill(t, st, 1_000_000)
+	fill(t, st, 1_000_000, 100_000)
 
 	// The best of three, taken in turns: others use the machine too.
 	var reading, folding float64
@@ -171,4 +172,83 @@ func launchOn(t *testing.T, instance string, st *store.Store) *running {
 	r.stop = func() { cancel(); <-done }
 	t.Cleanup(r.stop)
 	return r
+}
+
+// What a replica holds for a peer, and what an append costs, depend on what there is, not on how much has ever
+// happened.
+func TestCostDoesNotGrowWithHistory(t *testing.T) {
+	if os.Getenv("HOLDFAST_LONG") == "" {
+		t.Skip("takes a minute: make chaos, or HOLDFAST_LONG=1")
+	}
+	s := redistest.Start(t)
+	st, err := store.Open(store.Options{URL: s.URL, Namespace: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(st.Close)
+	const peers = 10_000
+	var memory [2]float64
+	var cost [2]time.Duration
+	for i, more := range []int{100_000, 900_000} {
+		fill(t, st, more, peers)
+		memory[i] = bytesPerPeer(t, st, peers)
+		cost[i] = medianAppend(t, st)
+		t.Logf("after %d events: %.0f B of heap for each of %d peers with a registration, append p50 %s",
+			[]int{100_000, 1_000_000}[i], memory[i], peers, cost[i])
+	}
+	if memory[1] > 1.15*memory[0] {
+		t.Errorf("memory grows with the history: %.0f B a peer, then %.0f B", memory[0], memory[1])
+	}
+	if cost[1] > 2*cost[0] {
+		t.Errorf("appends get slower with the history: %s, then %s", cost[0], cost[1])
+	}
+}
+
+func bytesPerPeer(t *testing.T, st *store.Store, peers int) float64 {
+	t.Helper()
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	f, err := New(Config{Instance: "reader"}, st).foldAnew(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := heap()
+	if f.state.PeerCount() != peers {
+		t.Fatalf("%d peers, want %d", f.state.PeerCount(), peers)
+	}
+	runtime.KeepAlive(f)
+	return float64(after-before) / float64(peers)
+}
+
+// medianAppend is that of 3,000 appends of one caller, each with two checks.
+func medianAppend(t *testing.T, st *store.Store) time.Duration {
+	t.Helper()
+	took := make([]time.Duration, 3000)
+	peer := events.PeerGone{User: "probe", Peer: "probe"}
+	var at events.Position
+	for i := range took {
+		begin := time.Now()
+		v, err := st.Append(t.Context(), store.Fence{Instance: "elsewhere"}, []store.Append{{
+			Command: ulid.Make(), Events: []events.Event{peer},
+			Checks: []store.Check{{Aggregate: events.PeerKey("probe", "probe"), Version: at}, {Aggregate: events.MethodKey("probe", "none")}},
+		}})
+		took[i] = time.Since(begin)
+		if err != nil || v[0].Positions == nil {
+			t.Fatalf("%+v, %v", v, err)
+		}
+		at = v[0].Positions[0]
+	}
+	if _, err := st.Append(t.Context(), store.Fence{Instance: "elsewhere"}, []store.Append{{
+		Command: ulid.Make(), Events: []events.Event{events.PeerForgotten{User: "probe", Peer: "probe"}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(took)
+	return took[len(took)/2]
 }
