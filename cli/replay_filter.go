@@ -13,6 +13,7 @@ import (
 // filter says which entries, and which things of a state, are asked for. Within one list any may match, and all
 // lists that are not empty must.
 type filter struct {
+	Room    []string `env:"-" placeholder:"R" help:"Only what is about this room."`
 	Peer    []string `env:"-" placeholder:"[U/]P" help:"Only what is about this peer: its id, or user/id. Repeatable, as all filters; / and % within a name are written %2F and %25."`
 	User    []string `env:"-" placeholder:"U" help:"Only what is about this user."`
 	Method  []string `env:"-" placeholder:"[U/]M" help:"Only what is about this method: its name, or user/name."`
@@ -22,6 +23,7 @@ type filter struct {
 
 // about is what an entry or a part of a state is about.
 type about struct {
+	Room      string   `json:"room"`
 	User      string   `json:"user"`
 	Peer      string   `json:"peer"`
 	Method    string   `json:"method"`
@@ -44,11 +46,12 @@ func aboutEntry(e store.Entry) about {
 }
 
 func (f filter) isZero() bool {
-	return len(f.Peer) == 0 && len(f.User) == 0 && len(f.Method) == 0 && len(f.Replica) == 0 && len(f.Type) == 0
+	return len(f.Room) == 0 && len(f.Peer) == 0 && len(f.User) == 0 && len(f.Method) == 0 && len(f.Replica) == 0 && len(f.Type) == 0
 }
 
 func (f filter) matches(a about) bool {
-	return matchesAny(f.User, func(u string) bool { return u == a.User }) &&
+	return matchesAny(f.Room, func(r string) bool { return r == a.Room }) &&
+		matchesAny(f.User, func(u string) bool { return u == a.User }) &&
 		matchesAny(f.Peer, func(p string) bool { return ofUser(p, a.User, []string{a.Peer}) }) &&
 		matchesAny(f.Method, func(m string) bool { return ofUser(m, a.User, a.Methods) }) &&
 		matchesAny(f.Replica, func(i string) bool { return slices.Contains(a.instances, i) }) &&

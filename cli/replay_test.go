@@ -438,3 +438,16 @@ func TestStoredSliceIsRead(t *testing.T) {
 	}
 	replay(t, file, "--state")
 }
+
+// A room is chosen by its name in whatever event holds one, also in those of a newer version.
+func TestReplayFiltersByRoom(t *testing.T) {
+	opened := store.Entry{Type: "room-opened", Data: []byte(`{"room":"lobby","user":"me"}`)}
+	for room, want := range map[string]bool{"lobby": true, "lob": false, "": false} {
+		if got := (filter{Room: []string{room}}).matches(aboutEntry(opened)); got != want {
+			t.Errorf("--room %q: %v", room, got)
+		}
+	}
+	if (filter{Room: []string{"lobby"}}).matches(aboutEntry(store.Entry{Data: []byte(`{"user":"lobby"}`)})) {
+		t.Error("--room takes an event that names no room")
+	}
+}
