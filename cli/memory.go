@@ -6,6 +6,7 @@ import (
 	"runtime/metrics"
 	"time"
 
+	"holdfast/replica"
 	"holdfast/transport"
 )
 
@@ -35,13 +36,13 @@ func liveHeap() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// trimMemory gives the memory back that a storm of connections leaves behind. Handshakes make much garbage in
-// a short time; when the connections then idle, nothing would start a collection for up to two minutes, and
-// the garbage counts as resident as long. It also keeps the collector's pace fitted to the heap.
-func trimMemory(ctx context.Context, clients *transport.Server) {
+// trimMemory gives the memory back that a storm of connections, or the making of a snapshot, leaves behind. Both
+// make much garbage in a short time; when the connections then idle, nothing would start a collection for up to
+// two minutes, and the garbage counts as resident as long. It also keeps the collector's pace fitted to the heap.
+func trimMemory(ctx context.Context, clients *transport.Server, rep *replica.Replica) {
 	tick := time.NewTicker(trimLook)
 	defer tick.Stop()
-	var trimmed, last uint64
+	var trimmed, last, snapshots uint64
 	former := debug.SetGCPercent(gcPercent(liveHeap()))
 	defer debug.SetGCPercent(former)
 	for {
@@ -50,10 +51,10 @@ func trimMemory(ctx context.Context, clients *transport.Server) {
 		case <-ctx.Done():
 			return
 		}
-		opened := clients.Stats().Opened
-		if opened-trimmed >= trimStorm && opened-last <= trimCalm {
+		opened, written := clients.Stats().Opened, rep.Metrics().Snapshots.Load()
+		if (opened-trimmed >= trimStorm || written != snapshots) && opened-last <= trimCalm {
 			debug.FreeOSMemory()
-			trimmed = opened
+			trimmed, snapshots = opened, written
 		}
 		last = opened
 		debug.SetGCPercent(gcPercent(liveHeap()))

@@ -118,7 +118,7 @@ func (n *node) Run(ctx context.Context) error {
 	go func() { rel.Run(relayLife); close(relayEnded) }()
 	defer func() { endRelay(); <-relayEnded }()
 	trimEnded := make(chan struct{})
-	go func() { trimMemory(relayLife, clients); close(trimEnded) }()
+	go func() { trimMemory(relayLife, clients, rep); close(trimEnded) }()
 	defer func() { endRelay(); <-trimEnded }()
 
 	select {
