@@ -222,3 +222,48 @@ func TestReplicaPausedForThirtySeconds(t *testing.T) {
 		t.Errorf("the client of the other replica was disconnected %d times", n)
 	}
 }
+
+// With snapshots, as a running cluster has them, it is only slower for it: it goes on from the newest one.
+func TestLogTrimmedUnderASlowReplicaWithSnapshots(t *testing.T) {
+	t.Parallel()
+	redis := redistest.Start(t)
+	w := newWorld(t, redis, redis.URL, "--snapshot-events", "1", "--snapshot-every", "1s")
+	var slow, keeper *process
+	eventually(t, "one of the two keeps the log", func() bool {
+		for _, p := range []*process{w.a, w.b} {
+			if n := p.metric("holdfast_snapshots_total"); n != "" && n != "0" {
+				keeper, slow = p, w.a
+				if p == w.a {
+					slow = w.b
+				}
+				return true
+			}
+		}
+		return false
+	})
+	client, other := w.pa, w.pb
+	if keeper == w.b {
+		client, other = w.pb, w.pa
+	}
+	before := agree(t, w.a, w.b).Position
+	slow.pause() // for less than a lease
+	for i := range 5 {
+		if err := client.register(fmt.Sprint("late", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the newest snapshot is of the log's end", func() bool {
+		head, _, _ := strings.Cut(redis.Do(t, "HGET", "{holdfast}:versions", "@head"), " ")
+		return strings.Contains(redis.Do(t, "LINDEX", "{holdfast}:snapshots", "0"), head)
+	})
+	redis.Do(t, "XTRIM", "{holdfast}:log", "MAXLEN", "1")
+	slow.signal(syscall.SIGCONT)
+	w.noticed("rebuilt", rebuilding, slow)
+	w.heals(15 * time.Second)
+	if at := slow.digest().Position; at == before {
+		t.Error("it has not gone on")
+	}
+	if err := other.calls("late4", client.name); err != nil {
+		t.Errorf("what was trimmed before it could read it: %v", err)
+	}
+}
