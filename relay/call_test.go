@@ -399,6 +399,26 @@ func TestReplaySafeOutlivesTheReplicaOfItsDaemon(t *testing.T) {
 	call.wants("", "1")
 }
 
+func TestReplaySafeWaitsForTheNewProcessOfALostDaemon(t *testing.T) {
+	w := newWorldOf(t, 2, 4*time.Second)
+	at, from := w.nodes[0], w.nodes[1]
+	d, c := at.connect("d", ""), from.connect("c", "")
+	d.register("m", true)
+	call := c.call(Request{Method: "m", Timeout: time.Minute})
+	d.request()
+	at.kill()
+	w.eventually("the loss is known", func() bool { return from.availability("m") == projections.NotAvailable })
+	fresh := from.connect("d", "")
+	if err := from.rep.CatchUp(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	fresh.noRequest()
+	call.pending()
+	fresh.register("m", true)
+	fresh.answer(fresh.request(), "1")
+	call.wants("", "1")
+}
+
 // An inbox that vanished from the store holds a call up only until its living replica has made it again.
 func TestVanishedInbox(t *testing.T) {
 	w := newWorld(t, 2)

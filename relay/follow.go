@@ -9,12 +9,13 @@ import (
 )
 
 // mayReturn holds a call that may be sent twice, and that a peer may have got which is away, until the grace
-// has passed: with its return the registration may be back, and its answer may come at any time.
+// has passed: with its return the registration may be back, and its answer may come at any time. A peer that is
+// back as a new process has as long to register again.
 func (r *Relay) mayReturn(c *call) bool {
 	var p projections.Peer
 	r.rep.View(func(s *projections.State) { p, _ = s.Peer(c.target) })
 	left := p.Changed.Add(r.rep.Graces().RPC).Sub(r.rep.Now())
-	if p.Connected || left <= 0 {
+	if p.Connected && p.Session == c.session || left <= 0 {
 		return false
 	}
 	r.hold(c, c.target)
