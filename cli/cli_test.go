@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -244,18 +243,14 @@ func TestDoctor(t *testing.T) {
 func TestServeWaitsForItsRedis(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Kill(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
 	ended := make(chan int, 1)
-	var stderr bytes.Buffer
+	var stderr logBuffer
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		ended <- Run(ctx, []string{"serve", "--insecure", "--redis", redis.URL, "--listen", address, "--instance", "t", "--drain", "0s"}, &bytes.Buffer{}, &stderr)
+		ended <- Run(ctx, []string{"serve", "--insecure", "--redis", redis.URL, "--listen", "127.0.0.1:0", "--instance", "t", "--drain", "0s"}, &bytes.Buffer{}, &stderr)
 	}()
+	address := ""
+	eventually(t, "it listens", func() bool { address = stderr.address("listening"); return address != "" })
 	status := func(path string) int {
 		res, err := http.Get("http://" + address + path)
 		if err != nil {

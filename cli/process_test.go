@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -123,29 +122,21 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 // launch starts a replica. It is killed with the test, if it has not ended by then.
 func launch(t *testing.T, bin, redis, instance string, more ...string) *process {
 	t.Helper()
-	return launchAt(t, bin, redis, instance, freeAddress(t), more...)
+	return launchAt(t, bin, redis, instance, "127.0.0.1:0", more...)
 }
 
+// launchAt is launch on an address. Port 0 is a free one, which the process itself takes and tells in its log: a
+// port looked up beforehand may be another test's by then.
 func launchAt(t *testing.T, bin, redis, instance, address string, more ...string) *process {
 	t.Helper()
-	p := &process{t: t, instance: instance, URL: "http://" + address, exited: make(chan struct{})}
+	p := &process{t: t, instance: instance, exited: make(chan struct{})}
 	args := []string{"serve", "--insecure", "--redis", redis, "--listen", address, "--instance", instance, "--drain", "0s"}
-	if bin == binary(t, "") {
-		p.admin = freeAddress(t)
-		args = append(args, "--admin-listen", p.admin)
+	administered := bin == binary(t, "")
+	if administered {
+		args = append(args, "--admin-listen", "127.0.0.1:0")
 	}
 	p.cmd = exec.Command(bin, append(args, more...)...)
 	p.cmd.Stderr = &p.log
@@ -161,7 +152,30 @@ func launchAt(t *testing.T, bin, redis, instance, address string, more ...string
 			t.Logf("log of %s:\n%s", instance, p.log.String())
 		}
 	})
+	eventually(t, instance+" listens, or has ended", func() bool {
+		select {
+		case <-p.exited:
+			return true
+		default:
+		}
+		p.URL = "http://" + p.log.address("listening")
+		if administered {
+			p.admin = p.log.address("digest and profiles are served")
+		}
+		return p.URL != "http://" && (!administered || p.admin != "")
+	})
 	return p
+}
+
+// address is that of the line with the message; "" before it is there.
+func (l *logBuffer) address(message string) string {
+	for line := range strings.Lines(l.String()) {
+		var said struct{ Message, Address string }
+		if json.Unmarshal([]byte(line), &said) == nil && said.Message == message {
+			return said.Address
+		}
+	}
+	return ""
 }
 
 func serve(t *testing.T, bin, redis, instance string, more ...string) *process {

@@ -186,6 +186,15 @@ func TestFullStore(t *testing.T) {
 	if !errors.As(err, &refusal) || refusal.Code != commands.CodeStoreUnavailable {
 		t.Errorf("%v, want %s", err, commands.CodeStoreUnavailable)
 	}
+	eventually(t, "it is noticed by its name", func() bool {
+		n := uint64(0)
+		a.Metrics().Anomalies.Each(func(kind string, count uint64) {
+			if kind == "refused" {
+				n = count
+			}
+		})
+		return n > 0
+	})
 	s.Do(t, "CONFIG", "SET", "maxmemory", "0")
 	eventually(t, "what the client wanted is recorded", func() bool { _, av := a.resolve("meanwhile"); return av == projections.Available })
 	eventually(t, "it is ready", func() bool { return a.ReadyError() == nil })

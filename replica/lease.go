@@ -111,7 +111,12 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 		return fmt.Errorf("%w: %q", ErrInstanceTaken, r.cfg.Instance)
 	case err != nil:
 		if ctx.Err() == nil && r.healthy.Swap(0) != 0 {
-			r.log.Warn().Err(err).Msg("the store does not answer")
+			kind, message := "unreachable", "the store does not answer"
+			if errors.Is(err, store.ErrRefused) {
+				kind, message = "refused", "the store answers, but takes no writes"
+			}
+			r.log.Warn().Err(err).Msg(message)
+			r.metrics.Anomalies.With(kind).Inc()
 		}
 		return nil
 	}
