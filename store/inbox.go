@@ -41,23 +41,7 @@ func (s *Store) DropInbox(ctx context.Context, in Inbox) error {
 // the order of its calls. The body must not be empty. It is not copied, and must not be changed after the call,
 // even when that fails.
 func (s *Store) Send(ctx context.Context, to Inbox, body []byte) error {
-	const op = "send"
-	epoch, err := to.epoch()
-	if err != nil {
-		return fmt.Errorf("store: %s: %w", op, err)
-	}
-	if len(body) == 0 {
-		return fmt.Errorf("store: %s: an empty message", op)
-	}
-	res := s.do(ctx, s.client.B().Xadd().Key(s.keys.inboxOf(to)).Nomkstream().Maxlen().Almost().Threshold(inboxCap).
-		Id(epoch+"-*").FieldValue().FieldValue("m", rueidis.BinaryString(body)).Build())
-	if err := s.check(ctx, op, res); err != nil {
-		return err
-	}
-	if rueidis.IsRedisNil(res.Error()) {
-		return fmt.Errorf("store: %s: %w", op, ErrNoInbox)
-	}
-	return nil
+	return s.SendMany(ctx, []Outgoing{{To: to, Body: body}})[0]
 }
 
 // ReadInbox reads up to count messages that come after a Seq. It waits for the first one as long as block says (at
