@@ -11,7 +11,7 @@ import (
 // Generation is the newest generation of stored forms that this build reads and writes. It grows by one with
 // every release that adds a type or a schema; a replica announces it at its start.
 const (
-	Generation = 2
+	Generation = 3
 	First      = 1 // every replica that was ever released understands it
 )
 
@@ -83,6 +83,15 @@ var kinds = map[reflect.Type]kind{
 	reflect.TypeFor[MethodRegistered]():    kindOf[MethodRegistered]("method-registered", 2, methodRegistered1),
 	reflect.TypeFor[RegistrationsLapsed](): kindOf[RegistrationsLapsed]("registrations-lapsed", 1),
 	reflect.TypeFor[MethodUnregistered]():  kindOf[MethodUnregistered]("method-unregistered", 1),
+	reflect.TypeFor[ReplicaDraining]():     kindOf[ReplicaDraining]("replica-draining", 3),
+	reflect.TypeFor[RoomOpened]():          kindOf[RoomOpened]("room-opened", 3),
+	reflect.TypeFor[RoomJoined]():          kindOf[RoomJoined]("room-joined", 3),
+	reflect.TypeFor[RoomMoved]():           kindOf[RoomMoved]("room-moved", 3),
+	reflect.TypeFor[RoomLeft]():            kindOf[RoomLeft]("room-left", 3),
+	reflect.TypeFor[RoomSettingsChanged](): kindOf[RoomSettingsChanged]("room-settings-changed", 3),
+	reflect.TypeFor[RoomGuestChanged]():    kindOf[RoomGuestChanged]("room-guest-changed", 3),
+	reflect.TypeFor[RoomClosed]():          kindOf[RoomClosed]("room-closed", 3),
+	reflect.TypeFor[SettingChanged]():      kindOf[SettingChanged]("setting-changed", 3),
 }
 
 var byName = func() map[string]kind {

@@ -102,6 +102,17 @@ func (v value) str(into *string) bool {
 	return true
 }
 
+// role takes one of the known ones without an allocation.
+func (v value) role(into *Role) bool {
+	for _, known := range [...]Role{Member, Monitor, Host, Guest} {
+		if v.kind == 's' && v.text == string(known) {
+			*into = known
+			return true
+		}
+	}
+	return v.str((*string)(into))
+}
+
 func (v value) yes(into *bool) bool {
 	if v.kind != 'b' {
 		return false
@@ -208,6 +219,57 @@ func (e *MethodUnregistered) take(name string, v value) bool {
 		return v.str(&e.Session)
 	case "reason":
 		return v.str(&e.Reason)
+	}
+	return false
+}
+
+func (e *RoomJoined) take(name string, v value) bool {
+	switch name {
+	case "room":
+		return v.str(&e.Room)
+	case "session":
+		return v.str(&e.Session)
+	case "role":
+		return v.role(&e.Role)
+	case "was":
+		return v.role(&e.Was)
+	case "name":
+		return v.str(&e.Name)
+	case "unwatched":
+		e.Unwatched = v.list
+		return v.kind == 'l'
+	}
+	return takePeer(name, v, &e.User, &e.Peer, &e.Connection) // meta is for encoding/json
+}
+
+func (e *RoomMoved) take(name string, v value) bool {
+	switch name {
+	case "from":
+		return v.str(&e.From)
+	case "fromRole":
+		return v.role(&e.FromRole)
+	}
+	return e.RoomJoined.take(name, v)
+}
+
+func (e *RoomLeft) take(name string, v value) bool {
+	switch name {
+	case "room":
+		return v.str(&e.Room)
+	case "role":
+		return v.role(&e.Role)
+	case "reason":
+		return v.str(&e.Reason)
+	}
+	return takePeer(name, v, &e.User, &e.Peer, &e.Connection)
+}
+
+func (e *RoomOpened) take(name string, v value) bool {
+	switch name {
+	case "room":
+		return v.str(&e.Room)
+	case "instance":
+		return v.str(&e.Instance)
 	}
 	return false
 }

@@ -29,12 +29,19 @@ type ReplicaLost struct {
 	Reason   string `json:"reason"` // "lease", "restarted", "emptied"
 }
 
+// ReplicaDraining says that a replica is about to stop: its rooms move to others now, and it gets no new ones.
+type ReplicaDraining struct {
+	Instance    string `json:"instance"`
+	Incarnation string `json:"incarnation"`
+}
+
 // Slots is how many replicas of one namespace can live at a time: the slot takes 7 of an ack id's 31 bits.
 const Slots = 128
 
-func (ReplicaStarted) event() {}
-func (ReplicaStopped) event() {}
-func (ReplicaLost) event()    {}
+func (ReplicaStarted) event()  {}
+func (ReplicaStopped) event()  {}
+func (ReplicaLost) event()     {}
+func (ReplicaDraining) event() {}
 
 // IncarnationKey is the fence of an instance: it exists exactly while an incarnation of it lives.
 func IncarnationKey(instance string) Aggregate { return aggregate("incarnation", instance) }
@@ -45,9 +52,11 @@ func ReplicasKey() Aggregate { return aggregate("replicas") }
 func (e ReplicaStarted) Writes() []Aggregate {
 	return []Aggregate{IncarnationKey(e.Instance), ReplicasKey()}
 }
-func (e ReplicaStopped) Writes() []Aggregate { return []Aggregate{ReplicasKey()} }
-func (e ReplicaLost) Writes() []Aggregate    { return []Aggregate{ReplicasKey()} }
+func (ReplicaStopped) Writes() []Aggregate  { return []Aggregate{ReplicasKey()} }
+func (ReplicaLost) Writes() []Aggregate     { return []Aggregate{ReplicasKey()} }
+func (ReplicaDraining) Writes() []Aggregate { return []Aggregate{ReplicasKey()} }
 
 func (ReplicaStarted) Ends() []Aggregate   { return nil }
+func (ReplicaDraining) Ends() []Aggregate  { return nil }
 func (e ReplicaStopped) Ends() []Aggregate { return []Aggregate{IncarnationKey(e.Instance)} }
 func (e ReplicaLost) Ends() []Aggregate    { return []Aggregate{IncarnationKey(e.Instance)} }
