@@ -37,6 +37,14 @@ func (r redactor) Name(kind, name string) string {
 	return kind + "-" + hex.EncodeToString(r.sum(name)[:8])
 }
 
+// JSON is the same JSON with pseudonyms in place of its names and texts, and without its numbers.
+func (r redactor) JSON(raw string) string {
+	if raw == "" {
+		return ""
+	}
+	return string(r.value("text", json.RawMessage(raw)))
+}
+
 // Token is another ULID of the same time.
 func (r redactor) Token(id ulid.ULID) ulid.ULID {
 	if id.IsZero() {
@@ -55,7 +63,11 @@ func (r redactor) Aggregate(a events.Aggregate) events.Aggregate {
 		return events.MethodKey(r.Name("user", names[0]), r.Name("method", names[1]))
 	case kind == "incarnation" && len(names) == 1:
 		return events.IncarnationKey(r.Name("instance", names[0]))
-	case a == events.ReplicasKey():
+	case kind == "room-seat" && len(names) == 2:
+		return events.RoomSeatKey(r.Name("room", names[0]), events.Role(names[1]))
+	case strings.HasPrefix(kind, "room") && len(names) == 1:
+		return events.Aggregate(kind) + ":" + events.Aggregate(r.Name("room", names[0])) // without what would be escaped
+	case a == events.ReplicasKey(), a == events.SettingsKey():
 		return a
 	}
 	return events.Aggregate(r.Name("aggregate", string(a)))
@@ -66,11 +78,13 @@ func (r redactor) Aggregate(a events.Aggregate) events.Aggregate {
 var (
 	named = map[string]string{
 		"user": "user", "peer": "peer", "method": "method", "methods": "method", "instance": "instance",
+		"room": "room", "from": "room", "unwatched": "room", "name": "name", "key": "key",
 		"incarnation": "incarnation", "connection": "connection", "session": "session", "recovery": "recovery", "url": "url",
 	}
 	kept = map[string]bool{
 		"slot": true, "understands": true, "silentMs": true, "recovered": true, "anonymous": true,
 		"sessionEnded": true, "replaySafe": true, "delivery": true, "reason": true,
+		"role": true, "was": true, "fromRole": true,
 	}
 )
 

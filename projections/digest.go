@@ -33,6 +33,14 @@ func (s *State) Digest() [sha256.Size]byte {
 		d.registration(r)
 		d.add('m')
 	}
+	for _, r := range s.rooms {
+		d.room(r)
+		d.add('r')
+	}
+	for key, value := range s.settings {
+		d.text(key, value)
+		d.add('c')
+	}
 	var sum [sha256.Size]byte
 	for i, part := range d.sum {
 		binary.BigEndian.PutUint64(sum[8*i:], part)

@@ -2,6 +2,7 @@ package projections
 
 import (
 	"iter"
+	"slices"
 	"time"
 
 	"holdfast/events"
@@ -65,9 +66,10 @@ func (s *State) PeerCount() int { return len(s.peers) }
 func (s *State) peerConnected(r events.Record, e events.PeerConnected) {
 	id := PeerID{User: e.User, Peer: e.Peer}
 	p, ok := s.peers[id]
+	came, away := !ok || p.Gone, ok && !p.Connected
 	if !ok {
 		p = &Peer{PeerID: id}
-		s.peers[id] = p
+		s.addPeer(p)
 	} else {
 		s.detach(p)
 		if p.Session != e.Session {
@@ -85,6 +87,35 @@ func (s *State) peerConnected(r events.Record, e events.PeerConnected) {
 	if e.Recovered {
 		s.revive(p)
 	}
+	s.connectionChanged(r, p)
+	if came {
+		s.note(Change{Kind: PresenceChanged, At: r.Position, Peer: presence(p)})
+	}
+	if away {
+		s.roomsChanged(r, id, RoomChangedBack, "")
+	}
+}
+
+// presence is what the user's other peers are told of a peer.
+func presence(p *Peer) Card {
+	return Card{PeerID: p.PeerID, Connected: p.Connected, Instance: p.Instance, Connection: p.Connection, Since: p.Changed}
+}
+
+// addPeer puts a peer into the indexes.
+func (s *State) addPeer(p *Peer) {
+	s.peers[p.PeerID] = p
+	s.users[p.User] = append(s.users[p.User], p)
+}
+
+// PeersOf are the peers of a user, in no order.
+func (s *State) PeersOf(user string) iter.Seq[Peer] {
+	return func(yield func(Peer) bool) {
+		for _, p := range s.users[user] {
+			if !yield(*p) {
+				return
+			}
+		}
+	}
 }
 
 func (s *State) peerDisconnected(r events.Record, e events.PeerDisconnected) {
@@ -95,11 +126,14 @@ func (s *State) peerDisconnected(r events.Record, e events.PeerDisconnected) {
 	s.detach(p)
 	p.Connected, p.Changed = false, r.Time()
 	p.SessionEnded = e.SessionEnded
+	s.connectionChanged(r, p)
+	s.roomsChanged(r, p.PeerID, RoomChangedAway, e.Reason)
 }
 
-func (s *State) peerGone(e events.PeerGone) {
+func (s *State) peerGone(r events.Record, e events.PeerGone) {
 	if p, ok := s.peers[PeerID{User: e.User, Peer: e.Peer}]; ok && p.Connection == e.Connection {
 		p.Gone = true
+		s.note(Change{Kind: PresenceChanged, At: r.Position, Peer: presence(p), Reason: "timeout"})
 	}
 }
 
@@ -115,6 +149,12 @@ func (s *State) peerForgotten(e events.PeerForgotten) {
 		s.endMethod(MethodID{User: e.User, Method: method}, id)
 	}
 	delete(s.peers, id)
+	rest := slices.DeleteFunc(s.users[id.User], func(o *Peer) bool { return o == p })
+	if len(rest) == 0 {
+		delete(s.users, id.User)
+	} else {
+		s.users[id.User] = rest
+	}
 }
 
 // attach puts the peer's connection into the index of its replica.

@@ -11,6 +11,8 @@ import (
 type Names interface {
 	// Name is the new name of a thing; kind is the name of the field that holds it in an event, such as "user".
 	Name(kind, name string) string
+	// JSON is the new form of a client's own JSON; empty for an empty one. Its objects are renamed member by member.
+	JSON(raw string) string
 	// Token is the new token of a log entry.
 	Token(ulid.ULID) ulid.ULID
 	// Aggregate is the new name of an aggregate, made of the new names of what it consists of.
@@ -46,7 +48,7 @@ func (s *State) Renamed(names Names) *State {
 		renamed.Instance = names.Name("instance", p.Instance)
 		renamed.Session = names.Name("session", p.Session)
 		renamed.Recovery = names.Name("recovery", p.Recovery)
-		to.peers[renamed.PeerID] = &renamed
+		to.addPeer(&renamed)
 		to.sessions[renamed.Recovery] = renamed.PeerID
 		if renamed.Connected {
 			to.attach(&renamed)
@@ -59,6 +61,26 @@ func (s *State) Renamed(names Names) *State {
 		renamed.Session = names.Name("session", r.Session)
 		to.methods[renamed.MethodID] = &renamed
 		to.hold(&renamed)
+	}
+	for _, r := range s.rooms {
+		renamed := &Room{
+			ID: names.Name("room", r.ID), Version: r.Version, Open: r.Open, Owner: names.Name("instance", r.Owner), Pinned: r.Pinned,
+			Settings: names.JSON(r.Settings), GuestState: names.JSON(r.GuestState), Unheld: r.Unheld, held: r.held,
+		}
+		to.rooms[renamed.ID] = renamed
+		if renamed.Open {
+			to.addPin(renamed)
+		}
+		for _, seat := range r.seats {
+			one := *seat
+			one.PeerID = peer(seat.PeerID)
+			one.Name, one.Meta = names.Name("name", seat.Name), names.JSON(seat.Meta)
+			one.Session = names.Name("session", seat.Session)
+			to.sit(renamed, &one)
+		}
+	}
+	for key, value := range s.settings {
+		to.settings[names.Name("key", key)] = names.JSON(value)
 	}
 	return to
 }

@@ -21,6 +21,8 @@ func (mirrored) Name(_, name string) string {
 	return string(b)
 }
 
+func (mirrored) JSON(raw string) string { return raw }
+
 func (mirrored) Token(t ulid.ULID) ulid.ULID {
 	for i, j := 0, len(t)-1; i < j; i, j = i+1, j-1 {
 		t[i], t[j] = t[j], t[i]

@@ -16,6 +16,7 @@ type Replica struct {
 	Slot        int
 	Started     events.Position // its fence
 	Understands int
+	Draining    bool // about to stop: it gets no more rooms
 }
 
 // Slot is one of the numbers that make ack ids unique; see events.ReplicaStarted.
@@ -71,6 +72,14 @@ func (s *State) replicaStarted(r events.Record, e events.ReplicaStarted) {
 		Started: r.Position, Understands: e.Understands,
 	}
 	s.slots[e.Slot] = Slot{Instance: e.Instance, Incarnation: e.Incarnation, Live: true}
+	s.adopt(r)
+}
+
+func (s *State) replicaDraining(r events.Record, e events.ReplicaDraining) {
+	if live, ok := s.replicas[e.Instance]; ok && live.Incarnation == e.Incarnation {
+		live.Draining = true
+		s.rehome(r, e.Instance)
+	}
 }
 
 func (s *State) replicaStopped(r events.Record, e events.ReplicaStopped) {
@@ -90,6 +99,10 @@ func (s *State) endReplica(r events.Record, instance, incarnation string, since 
 	s.slots[live.Slot].Live = false
 	s.slots[live.Slot].Freed = r.Position
 	delete(s.replicas, instance)
+	reason := "replica-stopped"
+	if lapse {
+		reason = "replica-lost"
+	}
 	for id := range s.onto[instance] {
 		p := s.peers[id]
 		p.Connected = false
@@ -97,6 +110,9 @@ func (s *State) endReplica(r events.Record, instance, incarnation string, since 
 		if lapse {
 			s.lapse(p)
 		}
+		s.connectionChanged(r, p)
+		s.roomsChanged(r, id, RoomChangedAway, reason)
 	}
 	delete(s.onto, instance)
+	s.rehome(r, instance)
 }

@@ -17,7 +17,7 @@ import (
 
 // SnapshotSchema is the form that Encode writes. It grows with every change of State or of what a fold makes of
 // an event: a snapshot of another schema is discarded, and the log folded anew.
-const SnapshotSchema = 1
+const SnapshotSchema = 2
 
 // ErrSnapshot is wrapped by Decode's error for what is not a snapshot of this schema.
 var ErrSnapshot = errors.New("not a usable snapshot")
@@ -48,7 +48,47 @@ func (s *State) Encode() []byte {
 	for _, id := range slices.SortedFunc(maps.Keys(s.methods), compareMethods) {
 		e.registration(s.methods[id])
 	}
+	e.uint(uint64(len(s.rooms)))
+	for _, id := range slices.Sorted(maps.Keys(s.rooms)) {
+		e.room(s.rooms[id])
+	}
+	e.uint(uint64(len(s.settings)))
+	for _, key := range slices.Sorted(maps.Keys(s.settings)) {
+		e.text(key, s.settings[key])
+	}
 	return e.b
+}
+
+func (e *encoder) room(r *Room) {
+	e.text(r.ID, r.Owner, r.Settings, r.GuestState)
+	e.flags(r.Open)
+	e.position(r.Version)
+	e.position(r.Pinned)
+	e.time(r.Unheld)
+	e.uint(uint64(len(r.seats)))
+	for _, seat := range r.seats {
+		e.text(seat.User, seat.Peer, string(seat.Role), seat.Name, seat.Meta, seat.Session)
+		e.position(seat.Joined)
+	}
+}
+
+// room reads a room with its seats.
+func (d *decoder) room(s *State) {
+	r := &Room{ID: d.text(), Owner: d.text(), Settings: d.text(), GuestState: d.text()}
+	d.flags(&r.Open)
+	r.Version, r.Pinned, r.Unheld = d.position(), d.position(), d.time()
+	s.rooms[r.ID] = r
+	if r.Open {
+		s.addPin(r)
+	}
+	for range d.count() {
+		seat := &Seat{PeerID: PeerID{User: d.text(), Peer: d.text()}, Role: events.Role(d.text())}
+		seat.Name, seat.Meta, seat.Session, seat.Joined = d.text(), d.text(), d.text(), d.position()
+		s.sit(r, seat)
+		if seat.Role != events.Monitor {
+			r.held++
+		}
+	}
 }
 
 func (e *encoder) version(a events.Aggregate, at events.Position) {
@@ -61,6 +101,7 @@ func (e *encoder) replica(r *Replica) {
 	e.uint(uint64(r.Slot))
 	e.position(r.Started)
 	e.uint(uint64(r.Understands))
+	e.flags(r.Draining)
 }
 
 func (e *encoder) slot(slot Slot) {
@@ -102,6 +143,7 @@ func Decode(b []byte) (*State, error) {
 		r.Slot = int(min(d.uint(), events.Slots))
 		r.Started = d.position()
 		r.Understands = int(d.uint())
+		d.flags(&r.Draining)
 		s.replicas[r.Instance] = r
 	}
 	for i := range s.slots {
@@ -120,7 +162,7 @@ func Decode(b []byte) (*State, error) {
 		p.Session, p.Recovery = d.text(), d.text()
 		d.flags(&p.Anonymous, &p.Connected, &p.SessionEnded, &p.Gone)
 		p.Changed = d.time()
-		s.peers[p.PeerID] = p
+		s.addPeer(p)
 		s.sessions[p.Recovery] = p.PeerID
 		if p.Connected {
 			s.attach(p)
@@ -135,6 +177,13 @@ func Decode(b []byte) (*State, error) {
 		r.Orphaned = d.time()
 		s.methods[r.MethodID] = r
 		s.hold(r)
+	}
+	for range d.count() {
+		d.room(s)
+	}
+	for range d.count() {
+		key := d.text()
+		s.settings[key] = d.text()
 	}
 	if d.err == nil && len(d.b) != 0 {
 		d.err = fmt.Errorf("%d bytes after its end", len(d.b))

@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"encoding/json"
 	"bytes"
 	"errors"
 	"reflect"
@@ -22,6 +23,15 @@ func someState() *State {
 		events.PeerConnected{User: "u", Peer: "q", Connection: "C2", Instance: "r2", Session: "s2", Recovery: "pid2", Anonymous: true},
 		events.MethodRegistered{User: "u", Method: "n", Peer: "q", Session: "s2", Connection: "C2"},
 		events.PeerConnected{User: "u", Peer: "q", Connection: "C3", Instance: "r2", Session: "s3", Recovery: "pid3"},
+		events.RoomSettingsChanged{Room: "A", Patch: json.RawMessage(`{"k":1.0}`)},
+		events.RoomOpened{Room: "A", Instance: "r1"},
+		events.RoomJoined{Room: "A", User: "u", Peer: "q", Connection: "C3", Session: "s3", Role: events.Host, Name: "N", Meta: json.RawMessage(`{"x":"<"}`)},
+		events.RoomGuestChanged{Room: "A", Patch: json.RawMessage(`{"muted":true}`)},
+		events.RoomOpened{Room: "B", Instance: "r2"},
+		events.RoomJoined{Room: "B", User: "u", Peer: "p", Connection: "C1", Session: "s1", Role: events.Monitor},
+		events.RoomSettingsChanged{Room: "early", Patch: json.RawMessage(`{"k":{"l":null,"m":2}}`)},
+		events.SettingChanged{Key: "noise", Value: json.RawMessage(`true`)},
+		events.ReplicaDraining{Instance: "r2", Incarnation: "I2"},
 		events.PeerDisconnected{User: "u", Peer: "p", Connection: "C1", SessionEnded: true},
 		events.ReplicaStopped{Instance: "r1", Incarnation: "I1"},
 	} {

@@ -27,6 +27,14 @@ type State struct {
 	onto     map[string]map[PeerID]struct{}
 	methods  map[MethodID]*Registration
 	held     map[PeerID]map[string]struct{} // methods that any session of the peer holds
+	users    map[string][]*Peer
+	rooms    map[string]*Room
+	roomsOf  map[PeerID][]*Room
+	pins     map[string]map[string]*Room // by instance and id
+	settings map[string]string           // raw JSON
+
+	observed bool // Changes are wanted
+	changes  []Change
 }
 
 // New is the state before the first event.
@@ -39,6 +47,11 @@ func New() *State {
 		onto:     map[string]map[PeerID]struct{}{},
 		methods:  map[MethodID]*Registration{},
 		held:     map[PeerID]map[string]struct{}{},
+		users:    map[string][]*Peer{},
+		rooms:    map[string]*Room{},
+		roomsOf:  map[PeerID][]*Room{},
+		pins:     map[string]map[string]*Room{},
+		settings: map[string]string{},
 	}
 }
 
@@ -71,7 +84,7 @@ func (s *State) Apply(r events.Record) {
 	case events.PeerDisconnected:
 		s.peerDisconnected(r, e)
 	case events.PeerGone:
-		s.peerGone(e)
+		s.peerGone(r, e)
 	case events.PeerForgotten:
 		s.peerForgotten(e)
 	case events.MethodRegistered:
@@ -80,6 +93,24 @@ func (s *State) Apply(r events.Record) {
 		s.methodUnregistered(e)
 	case events.RegistrationsLapsed:
 		s.registrationsLapsed(e)
+	case events.ReplicaDraining:
+		s.replicaDraining(r, e)
+	case events.RoomOpened:
+		s.roomOpened(r, e)
+	case events.RoomJoined:
+		s.roomJoined(r, e)
+	case events.RoomMoved:
+		s.roomMoved(r, e)
+	case events.RoomLeft:
+		s.roomLeft(r, e)
+	case events.RoomSettingsChanged:
+		s.roomSettingsChanged(r, e)
+	case events.RoomGuestChanged:
+		s.roomGuestChanged(r, e)
+	case events.RoomClosed:
+		s.roomClosed(r, e)
+	case events.SettingChanged:
+		s.settingChanged(r, e)
 	}
 	s.Position, s.Token = r.Position, r.Token
 }
