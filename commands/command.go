@@ -47,6 +47,8 @@ type Refusal struct {
 	Text string
 	// Doubt is as in Decision.
 	Doubt bool
+	// Now is what besides a client gets to know with the code: how things stand instead. May be nil.
+	Now map[string]any
 }
 
 func (r *Refusal) Error() string { return r.Text }

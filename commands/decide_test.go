@@ -32,7 +32,8 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the then-parts of the scripts
 //
 // or, in place of then and reads: "then nothing", "then refused CODE text". " (in doubt)" after nothing or the
 // code means that a replica catches up with the log before it trusts the answer. Times count from the start
-// of the scenario; graces are 10 s, and 2 min for recovery.
+// of the scenario; graces are 10 s, 2 min for
+// recovery, 5 s for a room and a day for one that nobody has joined.
 func TestDecisions(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -41,6 +42,10 @@ func TestDecisions(t *testing.T) {
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { runScript(t, file) })
 	}
+}
+
+var scriptGraces = Graces{
+	Peer: 10 * time.Second, RPC: 10 * time.Second, Recovery: 2 * time.Minute, Room: 5 * time.Second, Unused: 24 * time.Hour,
 }
 
 const scriptStart = 1_700_000_000_000
@@ -55,6 +60,15 @@ var commandTypes = map[string]func() Command{
 	"expire-peer":       func() Command { return &ExpirePeer{} },
 	"register-method":   func() Command { return &RegisterMethod{} },
 	"unregister-method": func() Command { return &UnregisterMethod{} },
+	"drain-replica":     func() Command { return &DrainReplica{} },
+	"join-room":         func() Command { return &JoinRoom{Instance: "r1", Claims: Everything()} },
+	"leave-room":        func() Command { return &LeaveRoom{} },
+	"close-room":        func() Command { return &CloseRoom{} },
+	"expire-room":       func() Command { return &ExpireRoom{} },
+	"update-room":       func() Command { return &UpdateRoom{Claims: Everything()} },
+	"update-guest":      func() Command { return &UpdateGuest{} },
+	"speak":             func() Command { return &Speak{Policy: EmitPolicy{"ambient-noise-alert": {Host}}} },
+	"set-setting":       func() Command { return &SetSetting{Claims: Everything()} },
 }
 
 type scenario struct {
@@ -162,7 +176,7 @@ func decide(t *testing.T, sc scenario) []string {
 		f.Set(reflect.ValueOf(time.UnixMilli(scriptStart + after.Milliseconds()).UTC()))
 	}
 	if f := v.FieldByName("Graces"); f.IsValid() && f.IsZero() {
-		f.Set(reflect.ValueOf(Graces{Peer: 10 * time.Second, RPC: 10 * time.Second, Recovery: 2 * time.Minute}))
+		f.Set(reflect.ValueOf(scriptGraces))
 	}
 	d, err := c.Decide(s)
 	inDoubt := func(yes bool) string {

@@ -29,6 +29,8 @@ type Graces struct {
 	Peer     time.Duration // presence and seats
 	RPC      time.Duration // registrations stay callable (calls wait)
 	Recovery time.Duration // the session can be recovered
+	Room     time.Duration // a room that nobody holds stays open
+	Unused   time.Duration // settings of a room that nobody joins are kept
 }
 
 func (c ConnectPeer) Decide(s *projections.State) (Decision, error) {
@@ -165,6 +167,9 @@ func (c ExpirePeer) Decide(s *projections.State) (Decision, error) {
 	if !gone && !c.Now.Before(due.gone) {
 		gone = true
 		d.Events = append(d.Events, events.PeerGone{User: c.User, Peer: c.Peer, Connection: p.Connection})
+		for _, room := range s.RoomsOf(id) {
+			d.leave(s, id, p.Connection, room.ID, "timeout")
+		}
 	}
 	if gone && !c.Now.Before(due.forget) {
 		for _, method := range waiting {

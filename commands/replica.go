@@ -90,3 +90,17 @@ func (c LoseReplica) Decide(s *projections.State) (Decision, error) {
 	}
 	return d, nil
 }
+
+// DrainReplica says that the replica's own incarnation is about to stop, so that its rooms move now.
+type DrainReplica struct {
+	Instance    string
+	Incarnation string
+}
+
+func (c DrainReplica) Decide(s *projections.State) (Decision, error) {
+	d := Decision{Reads: []events.Aggregate{events.IncarnationKey(c.Instance)}}
+	if live, ok := s.Replica(c.Instance); ok && live.Incarnation == c.Incarnation && !live.Draining {
+		d.Events = []events.Event{events.ReplicaDraining{Instance: c.Instance, Incarnation: c.Incarnation}}
+	}
+	return d, nil
+}

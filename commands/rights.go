@@ -14,6 +14,9 @@ type Claims struct {
 	Channels ChannelGrant  `json:"channels,omitzero"`
 	Settings SettingsGrant `json:"settings,omitempty"`
 	Admin    bool          `json:"admin,omitempty"` // may read everything
+	// Untold: there is no token that grants anything; the server trusts everybody. Then a room that is open is
+	// changed from within only.
+	Untold bool `json:"-"`
 }
 
 // RoomGrant says which roles a user may take in the rooms that the pattern names.
@@ -51,6 +54,7 @@ func Everything() Claims {
 		RPC:      MethodGrant{Register: []string{"*"}, Call: []string{"*"}},
 		Channels: ChannelGrant{Subscribe: []string{"*"}, Publish: []string{"*"}},
 		Settings: SettingsWrite,
+		Untold:   true,
 	}
 }
 
@@ -59,6 +63,11 @@ func (c Claims) MayJoin(room string, role Role) bool {
 	return slices.ContainsFunc(c.Rooms, func(g RoomGrant) bool {
 		return slices.Contains(g.Roles, role) && matches(g.Pattern, room)
 	})
+}
+
+// MayUpdate reports whether the settings of a room, open or not yet, may be changed from outside.
+func (c Claims) MayUpdate(room string, open bool) bool {
+	return c.MayJoin(room, Host) && !(open && c.Untold)
 }
 
 // MayWatch reports whether the room's summary may be seen: by whom any role in it is granted.
