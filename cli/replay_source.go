@@ -73,7 +73,7 @@ func (l *liveSource) base(ctx context.Context, notAfter events.Position) (*proje
 
 // load is the state of a snapshot; nil if that cannot be used.
 func (l *liveSource) load(ctx context.Context, snap store.Snapshot) (*projections.State, error) {
-	if snap.ID == "" || snap.Schema != projections.SnapshotSchema {
+	if snap.ID == "" || snap.Schema > projections.SnapshotSchema {
 		return nil, nil
 	}
 	if holds, err := l.st.Holds(ctx, snap.Position, snap.Token); !holds {

@@ -77,10 +77,19 @@ type JoinRoom struct {
 	Remains *Remains
 }
 
-// Remains are what is left of a room that the log has lost.
+// Remains are what is left of a room that the log has lost, and the versions at which it was found missing: at others
+// nothing is restored.
 type Remains struct {
-	Settings   string
-	GuestState string
+	Settings    string
+	GuestState  string
+	PeerVersion events.Position
+	OpenVersion events.Position
+}
+
+// outdated says whether something has happened since the loss was found.
+func (c JoinRoom) outdated(s *projections.State) bool {
+	return c.Remains != nil && (s.Version(events.PeerKey(c.User, c.Peer)) != c.Remains.PeerVersion ||
+		s.Version(events.RoomOpenKey(c.Room)) != c.Remains.OpenVersion)
 }
 
 func (c JoinRoom) Decide(s *projections.State) (Decision, error) {
@@ -95,6 +104,9 @@ func (c JoinRoom) Decide(s *projections.State) (Decision, error) {
 	p, err := currentPeer(s, id, c.Connection)
 	if err != nil {
 		return Decision{}, err
+	}
+	if c.outdated(s) {
+		return Decision{}, nil
 	}
 	e := events.RoomJoined{
 		Room: c.Room, User: c.User, Peer: c.Peer, Connection: c.Connection, Session: p.Session,

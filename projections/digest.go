@@ -10,7 +10,7 @@ import (
 // a registration each it takes a tenth of the time that Encode takes. The sum is for accidents, not for forgers.
 func (s *State) Digest() [sha256.Size]byte {
 	var d digester
-	d.uint(SnapshotSchema)
+	d.uint(uint64(s.Schema()))
 	d.position(s.Position)
 	d.b = append(d.b, s.Token[:]...)
 	for _, slot := range s.slots {
@@ -23,6 +23,9 @@ func (s *State) Digest() [sha256.Size]byte {
 	}
 	for _, r := range s.replicas {
 		d.replica(r)
+		if r.Draining {
+			d.flags(true)
+		}
 		d.add('i')
 	}
 	for _, p := range s.peers {

@@ -67,12 +67,15 @@ func (s *State) Slot(i int) Slot { return s.slots[i] }
 func (s *State) PeersOn(instance string) iter.Seq[PeerID] { return maps.Keys(s.onto[instance]) }
 
 func (s *State) replicaStarted(r events.Record, e events.ReplicaStarted) {
+	unhoused := s.unhoused() // those of a former life of this instance too
 	s.replicas[e.Instance] = &Replica{
 		Instance: e.Instance, Incarnation: e.Incarnation, URL: e.URL, Slot: e.Slot,
 		Started: r.Position, Understands: e.Understands,
 	}
 	s.slots[e.Slot] = Slot{Instance: e.Instance, Incarnation: e.Incarnation, Live: true}
-	s.adopt(r)
+	for _, instance := range unhoused {
+		s.rehome(r, instance)
+	}
 }
 
 func (s *State) replicaDraining(r events.Record, e events.ReplicaDraining) {

@@ -24,7 +24,7 @@ type Room struct {
 	// Unheld is since when no host, guest or member is in it; zero while one is.
 	Unheld time.Time
 
-	seats  []*Seat         // in the order of joining
+	seats  []*Seat // in the order of joining
 	bySeat map[PeerID]*Seat
 	held   int // hosts, guests and members
 }
@@ -275,29 +275,26 @@ func (s *State) connectionChanged(r events.Record, p *Peer) {
 func (s *State) rehome(r events.Record, from string) {
 	pinned := slices.SortedFunc(maps.Values(s.pins[from]), func(a, b *Room) int { return cmp.Compare(a.ID, b.ID) })
 	for _, room := range pinned {
-		if to := s.homeOf(room, from); to != "" {
+		if to := s.homeOf(room); to != "" {
 			s.pin(room, to, r.Position)
 		}
 	}
 }
 
-// adopt gives a replica that has just started the rooms whose owner does not live, or drains, for want of another.
-func (s *State) adopt(r events.Record) {
-	var without []string
+// unhoused are the instances that own rooms and do not live, or drain: there was no other to move them to.
+func (s *State) unhoused() (without []string) {
 	for instance := range s.pins {
 		if owner, ok := s.replicas[instance]; !ok || owner.Draining {
 			without = append(without, instance)
 		}
 	}
 	slices.Sort(without)
-	for _, instance := range without {
-		s.rehome(r, instance)
-	}
+	return without
 }
 
 // homeOf is the live replica that a room moves to: that to which most of its peers are connected, of several the
 // one with the fewest rooms. Empty: there is none.
-func (s *State) homeOf(room *Room, not string) string {
+func (s *State) homeOf(room *Room) string {
 	here := map[string]int{}
 	for _, seat := range room.seats {
 		if p, ok := s.peers[seat.PeerID]; ok && p.Connected {
@@ -306,7 +303,7 @@ func (s *State) homeOf(room *Room, not string) string {
 	}
 	best := ""
 	for instance, replica := range s.replicas {
-		if replica.Draining || instance == not {
+		if replica.Draining {
 			continue
 		}
 		if best == "" || cmp.Or(

@@ -15,9 +15,31 @@ import (
 	"holdfast/events"
 )
 
-// SnapshotSchema is the form that Encode writes. It grows with every change of State or of what a fold makes of
-// an event: a snapshot of another schema is discarded, and the log folded anew.
+// SnapshotSchema is the newest form that Encode writes and Decode reads. It grows with every change of State or of what a fold makes of
+// an event: a snapshot of a newer schema is discarded, and the log folded anew.
 const SnapshotSchema = 2
+
+// Schema is the first form of snapshots that can hold the state: what has no use for a newer one is written so that
+// older replicas can read it too.
+func (s *State) Schema() int {
+	if len(s.rooms) > 0 || len(s.settings) > 0 {
+		return 2
+	}
+	for _, r := range s.replicas {
+		if r.Draining {
+			return 2
+		}
+	}
+	return 1
+}
+
+// ReadableSchema is the newest form that every replica of a generation of events can read.
+func ReadableSchema(generation int) int {
+	if generation < 3 {
+		return 1
+	}
+	return SnapshotSchema
+}
 
 // ErrSnapshot is wrapped by Decode's error for what is not a snapshot of this schema.
 var ErrSnapshot = errors.New("not a usable snapshot")
@@ -25,7 +47,8 @@ var ErrSnapshot = errors.New("not a usable snapshot")
 // Encode writes the whole state. Equal states have equal encodings, whatever order they were reached in.
 func (s *State) Encode() []byte {
 	e := encoder{b: make([]byte, 0, 1024+160*len(s.versions)+256*len(s.peers))}
-	e.uint(SnapshotSchema)
+	schema := s.Schema()
+	e.uint(uint64(schema))
 	e.position(s.Position)
 	e.b = append(e.b, s.Token[:]...)
 
@@ -36,6 +59,9 @@ func (s *State) Encode() []byte {
 	e.uint(uint64(len(s.replicas)))
 	for _, name := range slices.Sorted(maps.Keys(s.replicas)) {
 		e.replica(s.replicas[name])
+		if schema >= 2 {
+			e.flags(s.replicas[name].Draining)
+		}
 	}
 	for _, slot := range s.slots {
 		e.slot(slot)
@@ -47,6 +73,9 @@ func (s *State) Encode() []byte {
 	e.uint(uint64(len(s.methods)))
 	for _, id := range slices.SortedFunc(maps.Keys(s.methods), compareMethods) {
 		e.registration(s.methods[id])
+	}
+	if schema < 2 {
+		return e.b
 	}
 	e.uint(uint64(len(s.rooms)))
 	for _, id := range slices.Sorted(maps.Keys(s.rooms)) {
@@ -101,7 +130,6 @@ func (e *encoder) replica(r *Replica) {
 	e.uint(uint64(r.Slot))
 	e.position(r.Started)
 	e.uint(uint64(r.Understands))
-	e.flags(r.Draining)
 }
 
 func (e *encoder) slot(slot Slot) {
@@ -127,8 +155,9 @@ func (e *encoder) registration(r *Registration) {
 // ErrSnapshot; a checksum is the caller's business.
 func Decode(b []byte) (*State, error) {
 	d := decoder{b: b}
-	if schema := d.uint(); d.err == nil && schema != SnapshotSchema {
-		return nil, fmt.Errorf("projections: %w: schema %d, this build has %d", ErrSnapshot, schema, SnapshotSchema)
+	schema := d.uint()
+	if d.err == nil && (schema == 0 || schema > SnapshotSchema) {
+		return nil, fmt.Errorf("projections: %w: schema %d, this build reads up to %d", ErrSnapshot, schema, SnapshotSchema)
 	}
 	s := New()
 	s.Position = d.position()
@@ -143,7 +172,9 @@ func Decode(b []byte) (*State, error) {
 		r.Slot = int(min(d.uint(), events.Slots))
 		r.Started = d.position()
 		r.Understands = int(d.uint())
-		d.flags(&r.Draining)
+		if schema >= 2 {
+			d.flags(&r.Draining)
+		}
 		s.replicas[r.Instance] = r
 	}
 	for i := range s.slots {
@@ -178,12 +209,14 @@ func Decode(b []byte) (*State, error) {
 		s.methods[r.MethodID] = r
 		s.hold(r)
 	}
-	for range d.count() {
-		d.room(s)
-	}
-	for range d.count() {
-		key := d.text()
-		s.settings[key] = d.text()
+	if schema >= 2 {
+		for range d.count() {
+			d.room(s)
+		}
+		for range d.count() {
+			key := d.text()
+			s.settings[key] = d.text()
+		}
 	}
 	if d.err == nil && len(d.b) != 0 {
 		d.err = fmt.Errorf("%d bytes after its end", len(d.b))

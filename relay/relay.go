@@ -129,6 +129,9 @@ func (r *Relay) Applied(records []events.Record) {
 	}
 }
 
+// Changed is of no concern to calls.
+func (r *Relay) Changed([]projections.Change) {}
+
 // Rebuilt lets every call look at the new state, and asks after the requests that are with other replicas.
 func (r *Relay) Rebuilt() {
 	r.mu.Lock()

@@ -131,6 +131,8 @@ func (n *testNode) connect(peer, pid string) *testClient {
 	return c
 }
 
+func (c *testClient) Broadcast(b *replica.Broadcast) bool { return c.Emit(b.Name, b.Args...) }
+
 func (c *testClient) Emit(name string, _ ...[]byte) bool {
 	c.events <- name
 	return true

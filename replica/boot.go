@@ -42,12 +42,15 @@ func (r *Replica) fold(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	position := f.state.Position
 	r.mu.Lock()
 	r.state, r.recent = f.state, f.recent
+	r.state.Observe()
 	r.announce()
 	r.mu.Unlock()
+	r.sessions.followTo(position)
 	r.metrics.Applied.Add(uint64(f.read))
-	r.log.Info().Stringer("position", f.state.Position).Stringer("snapshot", f.base).Int("events", f.read).
+	r.log.Info().Stringer("position", position).Stringer("snapshot", f.base).Int("events", f.read).
 		Dur("took", time.Since(started)).Msg("log read")
 	return nil
 }
@@ -134,8 +137,8 @@ func (r *Replica) load(ctx context.Context, snap store.Snapshot) (f *folded, why
 	if snap.ID == "" {
 		return nil, fmt.Errorf("%w: its manifest cannot be read", errUnusable), r.st.DropSnapshot(ctx, snap)
 	}
-	if snap.Schema != projections.SnapshotSchema {
-		return nil, fmt.Errorf("%w: it is of schema %d, this program has %d", errUnusable, snap.Schema, projections.SnapshotSchema), nil
+	if snap.Schema > projections.SnapshotSchema {
+		return nil, fmt.Errorf("%w: it is of schema %d, this program reads up to %d", errUnusable, snap.Schema, projections.SnapshotSchema), nil
 	}
 	holds, err := r.st.Holds(ctx, snap.Position, snap.Token)
 	if err != nil {

@@ -19,18 +19,24 @@ const (
 	dueWorkers = 32
 )
 
-// dueQueue holds when to look at which peer. An entry may be early or void: looking costs nothing, since the
+// subject is what has a deadline: a peer or, with Room set, a room.
+type subject struct {
+	Peer projections.PeerID
+	Room string
+}
+
+// dueQueue holds when to look at what. An entry may be early or void: looking costs nothing, since the
 // command decides on the state.
 type dueQueue struct {
 	mu    sync.Mutex
 	heap  dueHeap
-	after map[projections.PeerID]time.Time // the entry that counts, of each peer
+	after map[subject]time.Time // the entry that counts, of each subject
 	wake  chan struct{}
 }
 
 type dueEntry struct {
-	at   time.Time
-	peer projections.PeerID
+	at time.Time
+	of subject
 }
 
 type dueHeap []dueEntry
@@ -46,18 +52,18 @@ func (h *dueHeap) Pop() any {
 	return last
 }
 
-func (q *dueQueue) add(at time.Time, id projections.PeerID) {
+func (q *dueQueue) add(at time.Time, id subject) {
 	q.mu.Lock()
 	if q.after == nil {
-		q.after = map[projections.PeerID]time.Time{}
+		q.after = map[subject]time.Time{}
 	}
 	if known, ok := q.after[id]; ok && known.Equal(at) {
 		q.mu.Unlock()
 		return
 	}
 	q.after[id] = at
-	heap.Push(&q.heap, dueEntry{at: at, peer: id})
-	first := q.heap[0].peer == id
+	heap.Push(&q.heap, dueEntry{at: at, of: id})
+	first := q.heap[0].of == id
 	q.mu.Unlock()
 	if first {
 		select {
@@ -68,26 +74,26 @@ func (q *dueQueue) add(at time.Time, id projections.PeerID) {
 }
 
 // take removes and returns the first entry due at now; else it says how long to wait.
-func (q *dueQueue) take(now time.Time) (projections.PeerID, time.Duration, bool) {
+func (q *dueQueue) take(now time.Time) (subject, time.Duration, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.heap) > 0 {
 		first := q.heap[0]
-		if at, ok := q.after[first.peer]; !ok || !at.Equal(first.at) {
+		if at, ok := q.after[first.of]; !ok || !at.Equal(first.at) {
 			heap.Pop(&q.heap) // a later look has taken its place
 			continue
 		}
 		if wait := first.at.Sub(now); wait > 0 {
-			return projections.PeerID{}, wait, false
+			return subject{}, wait, false
 		}
 		heap.Pop(&q.heap)
-		delete(q.after, first.peer)
-		return first.peer, 0, true
+		delete(q.after, first.of)
+		return first.of, 0, true
 	}
-	return projections.PeerID{}, time.Hour, false
+	return subject{}, time.Hour, false
 }
 
-// noteDue plans a look at each peer that the records may have set a deadline for. The caller holds mu.
+// noteDue plans a look at whatever the records may have set a deadline for. The caller holds mu.
 func (r *Replica) noteDue(records []events.Record) {
 	for _, rec := range records {
 		switch e := rec.Event.(type) {
@@ -99,6 +105,17 @@ func (r *Replica) noteDue(records []events.Record) {
 			r.plan(projections.PeerID{User: e.User, Peer: e.Peer})
 		case events.RegistrationsLapsed:
 			r.plan(projections.PeerID{User: e.User, Peer: e.Peer})
+		case events.RoomOpened:
+			r.planRoom(e.Room)
+		case events.RoomJoined:
+			r.planRooms(e)
+		case events.RoomMoved:
+			r.planRoom(e.From)
+			r.planRooms(e.RoomJoined)
+		case events.RoomLeft:
+			r.planRoom(e.Room)
+		case events.RoomSettingsChanged:
+			r.planRoom(e.Room)
 		case events.ReplicaLost, events.ReplicaStopped:
 			r.planAll()
 		}
@@ -108,13 +125,32 @@ func (r *Replica) noteDue(records []events.Record) {
 // plan enters the peer's next deadline. The caller holds mu, for reading at least.
 func (r *Replica) plan(id projections.PeerID) {
 	if at := commands.NextDue(r.state, id, r.cfg.Graces); !at.IsZero() {
-		r.due.add(at.Add(r.turn(id)), id)
+		of := subject{Peer: id}
+		r.due.add(at.Add(r.turn(of)), of)
+	}
+}
+
+func (r *Replica) planRooms(e events.RoomJoined) {
+	r.planRoom(e.Room)
+	for _, room := range e.Unwatched {
+		r.planRoom(room)
+	}
+}
+
+// planRoom enters the room's deadline. The caller holds mu, for reading at least.
+func (r *Replica) planRoom(id string) {
+	if at := commands.RoomDue(r.state.Room(id), r.cfg.Graces); !at.IsZero() {
+		of := subject{Room: id}
+		r.due.add(at.Add(r.turn(of)), of)
 	}
 }
 
 func (r *Replica) planAll() {
 	for p := range r.state.Peers() {
 		r.plan(p.PeerID)
+	}
+	for room := range r.state.Rooms() {
+		r.planRoom(room.ID)
 	}
 }
 
@@ -124,14 +160,14 @@ func (r *Replica) scheduleAll() {
 	r.planAll()
 }
 
-// turn is how long this replica leaves a peer's deadline to the one whose turn it is: that with the highest
-// hash of its name and the peer's. The caller holds mu, for reading at least.
-func (r *Replica) turn(id projections.PeerID) time.Duration {
+// turn is how long this replica leaves a deadline to the one whose turn it is: that with the highest hash of its name
+// and the subject's. The caller holds mu, for reading at least.
+func (r *Replica) turn(of subject) time.Duration {
 	var best string
 	var most uint64
 	for o := range r.state.Replicas() {
 		h := fnv.New64a()
-		for _, part := range []string{o.Instance, id.User, id.Peer} {
+		for _, part := range []string{o.Instance, of.Peer.User, of.Peer.Peer, of.Room} {
 			_, _ = h.Write([]byte(part))
 			_, _ = h.Write([]byte{0})
 		}
@@ -177,25 +213,39 @@ func (r *Replica) actOnDue(ctx context.Context, _ *life) error {
 	}
 }
 
-func (r *Replica) expire(ctx context.Context, id projections.PeerID) {
+// expire has what is due recorded.
+func (r *Replica) expire(ctx context.Context, of subject) {
 	r.mu.RLock()
-	if at := commands.NextDue(r.state, id, r.cfg.Graces); at.IsZero() || at.After(r.Now()) {
-		r.plan(id) // back, or it has become later meanwhile
+	due, replan, ask := r.dueOf(of)
+	if due.IsZero() || due.After(r.Now()) {
+		replan() // back, or it has become later meanwhile
 		r.mu.RUnlock()
 		return
 	}
 	r.mu.RUnlock()
-	res, err := r.Execute(ctx, commands.ExpirePeer{User: id.User, Peer: id.Peer, Now: r.Now(), Graces: r.cfg.Graces})
+	res, err := r.Execute(ctx, ask)
 	if err != nil {
-		r.log.Debug().Err(err).Str("user", id.User).Str("peer", id.Peer).Msg("a deadline could not be acted on; trying again")
+		r.log.Debug().Err(err).Str("user", of.Peer.User).Str("peer", of.Peer.Peer).Str("room", of.Room).
+			Msg("a deadline could not be acted on; trying again")
 		if ctx.Err() == nil {
-			r.due.add(r.Now().Add(standIn), id)
+			r.due.add(r.Now().Add(standIn), of)
 		}
 		return
 	}
 	if len(res.Decision.Events) == 0 {
 		r.mu.RLock()
-		r.plan(id)
+		replan()
 		r.mu.RUnlock()
 	}
+}
+
+// dueOf is when something is due, what plans the next look, and what does it. The caller holds mu, for reading at least.
+func (r *Replica) dueOf(of subject) (due time.Time, replan func(), ask commands.Command) {
+	if of.Room != "" {
+		return commands.RoomDue(r.state.Room(of.Room), r.cfg.Graces), func() { r.planRoom(of.Room) },
+			commands.ExpireRoom{Room: of.Room, Now: r.Now(), Graces: r.cfg.Graces}
+	}
+	id := of.Peer
+	return commands.NextDue(r.state, id, r.cfg.Graces), func() { r.plan(id) },
+		commands.ExpirePeer{User: id.User, Peer: id.Peer, Now: r.Now(), Graces: r.cfg.Graces}
 }

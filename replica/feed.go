@@ -186,6 +186,7 @@ func (r *Replica) ingest(records []events.Record) error {
 		}
 		fresh = append(fresh, rec)
 	}
+	changes := r.state.Changes()
 	if len(fresh) > 0 {
 		r.deferred = nil
 		r.noteDue(fresh)
@@ -197,8 +198,14 @@ func (r *Replica) ingest(records []events.Record) error {
 		r.noteOwnEnd(fresh)
 		for _, li := range r.listeners {
 			li.Applied(fresh)
+			if len(changes) > 0 {
+				li.Changed(changes)
+			}
 		}
 		r.sessions.follow(fresh)
+		r.mu.Lock()
+		r.announce() // to those who wait for the sessions to have followed
+		r.mu.Unlock()
 	}
 	return err
 }
@@ -250,22 +257,25 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 	if err != nil {
 		return err
 	}
-	state := f.state
+	state, position := f.state, f.state.Position
 	if err := r.st.DestroyGroup(ctx, r.cfg.Instance); err != nil {
 		return err
 	}
-	if _, err := r.st.EnsureGroup(ctx, r.cfg.Instance, state.Position); err != nil {
+	if _, err := r.st.EnsureGroup(ctx, r.cfg.Instance, position); err != nil {
 		return err
 	}
 	r.mu.Lock()
 	r.rememberRoster()
+	r.rememberRooms()
 	r.state = state
+	r.state.Observe()
 	r.deferred = nil
 	r.generation++
 	r.head = events.Position{}
 	r.recent = f.recent
 	r.announce()
 	r.mu.Unlock()
+	r.sessions.followTo(position)
 	r.scheduleAll()
 	if l := r.life.Load(); l != nil {
 		r.View(func(s *projections.State) {

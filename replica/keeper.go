@@ -137,7 +137,7 @@ func (r *Replica) sinceSnapshot(ctx context.Context) (uint64, error) {
 	applied := r.metrics.Applied.Load()
 	var newest store.Snapshot
 	for _, snap := range list {
-		if snap.Schema == projections.SnapshotSchema {
+		if snap.Schema <= projections.SnapshotSchema {
 			newest = snap
 			break
 		}
@@ -180,7 +180,7 @@ func (r *Replica) writeSnapshot(ctx context.Context, l *life) error {
 		return errors.Join(err, ctx.Err())
 	}
 	snap, err := r.st.WriteSnapshot(ctx, l.inbox, store.Snapshot{
-		ID: ulid.Make().String(), Position: position, Token: token, Schema: projections.SnapshotSchema,
+		ID: ulid.Make().String(), Position: position, Token: token, Schema: f.state.Schema(),
 		Instance: r.cfg.Instance, Time: r.Now().UTC(),
 	}, data)
 	if err != nil {
@@ -255,14 +255,16 @@ func (r *Replica) trim(ctx context.Context, l *life) error {
 	shortened := false
 	for round := 0; ; round++ {
 		var live []string
+		schema := 0
 		r.View(func(s *projections.State) {
+			schema = projections.ReadableSchema(s.Understood())
 			for o := range s.Replicas() {
 				live = append(live, o.Instance)
 			}
 		})
 		t, err := r.st.Trim(ctx, store.Retention{
 			Keep: r.cfg.Keeping.Retain, Memory: r.cfg.Keeping.RetainMemory, Forget: r.cfg.Keeping.ForgetReplica,
-			Live: live, Schema: projections.SnapshotSchema,
+			Live: live, Schema: schema,
 		})
 		if err != nil {
 			return err

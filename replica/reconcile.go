@@ -91,15 +91,20 @@ func (r *Replica) missing() []func(context.Context) {
 	r.sessions.mu.RUnlock()
 
 	var work []func(context.Context)
+	r.sessions.mu.RLock() // for the sessions' rooms
+	defer r.sessions.mu.RUnlock()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
+	for _, lost := range r.missingSettings() {
+		work = append(work, func(ctx context.Context) { _, _ = r.Execute(ctx, lost) })
+	}
 	for _, s := range admitted {
 		if s.replaced.Load() {
 			continue
 		}
 		p, ok := r.state.Peer(s.ID())
 		lost := !ok || p.Connection != s.Connection || !p.Connected
-		if lost && r.sessions.get(s.Connection) == nil {
+		if lost && r.sessions.byConnection[s.Connection] == nil {
 			continue // its client left as this pass began
 		}
 		var methods []commands.RegisterMethod
@@ -111,8 +116,9 @@ func (r *Replica) missing() []func(context.Context) {
 				})
 			}
 		}
-		if lost || len(methods) > 0 {
-			work = append(work, func(ctx context.Context) { r.restore(ctx, s, lost, methods) })
+		places := r.missingPlaces(s)
+		if lost || len(methods) > 0 || len(places) > 0 {
+			work = append(work, func(ctx context.Context) { r.restore(ctx, s, lost, methods, places) })
 		}
 	}
 	for id := range r.state.PeersOn(r.cfg.Instance) {
@@ -129,8 +135,8 @@ func (r *Replica) missing() []func(context.Context) {
 	return work
 }
 
-// restore records a session's connection and registrations again, unless they have passed to others.
-func (r *Replica) restore(ctx context.Context, s *Session, lost bool, methods []commands.RegisterMethod) {
+// restore records a session's connection, registrations and places in rooms again, unless they have passed to others.
+func (r *Replica) restore(ctx context.Context, s *Session, lost bool, methods []commands.RegisterMethod, places []string) {
 	if lost {
 		_, err := r.Execute(ctx, commands.ReassertPeer{
 			User: s.User, Peer: s.Peer, Anonymous: s.Anonymous, Connection: s.Connection,
@@ -153,6 +159,11 @@ func (r *Replica) restore(ctx context.Context, s *Session, lost bool, methods []
 	for _, m := range methods {
 		if _, err := r.Execute(ctx, m); err != nil {
 			r.log.Debug().Err(err).Str("user", s.User).Str("method", m.Method).Msg("restore registration")
+		}
+	}
+	for _, room := range places {
+		if err := r.restorePlace(ctx, s, room); err != nil {
+			r.log.Debug().Err(err).Str("user", s.User).Str("room", room).Msg("restore place in a room")
 		}
 	}
 }

@@ -58,6 +58,7 @@ type Replica struct {
 	causes      map[ulid.ULID]chan struct{} // own appends whose entry has not been seen
 	former      int                         // generation that the replicas understood before a rebuild,
 	formerUntil time.Time                   // kept to until then
+	formerRooms formerRooms                 // what was known before a rebuild
 	deferred    error                       // why the log cannot be followed further; nil if it can
 
 	life      atomic.Pointer[life] // the present incarnation; nil while starting
@@ -83,6 +84,8 @@ type Replica struct {
 type Listener interface {
 	// Applied comes after the records were applied, in the log's order.
 	Applied(records []events.Record)
+	// Changed comes after Applied, with what the records have changed, in order.
+	Changed(changes []projections.Change)
 	// Rebuilt comes after the whole state was made anew, because the log had lost or changed entries.
 	Rebuilt()
 	// Receive gets the messages of this replica's inbox, in order. lost says that some before them are missing.

@@ -79,6 +79,7 @@ func (l *listener) Applied(records []events.Record) {
 		l.order = append(l.order, r.Position)
 	}
 }
+func (l *listener) Changed([]projections.Change)  {}
 func (l *listener) Rebuilt()                      { l.rebuilt.Add(1) }
 func (l *listener) Receive([]store.Message, bool) {}
 func (l *listener) Fenced()                       { l.fenced.Add(1) }
@@ -125,6 +126,7 @@ type link struct {
 }
 
 func (*link) Emit(string, ...[]byte) bool                 { return true }
+func (*link) Broadcast(*Broadcast) bool                   { return true }
 func (*link) Request(string, uint32, func(), []byte) bool { return true }
 func (l *link) Replaced(bool)                             { l.replaced.Add(1) }
 func (l *link) Reconnect(Why)                             { l.reconnects.Add(1) }

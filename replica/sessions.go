@@ -24,6 +24,8 @@ const (
 type Link interface {
 	// Emit sends an event with raw JSON arguments. false: the connection is over.
 	Emit(name string, args ...[]byte) bool
+	// Broadcast sends an event that others get too. false: the connection is over.
+	Broadcast(b *Broadcast) bool
 	// Request sends an event that wants an ack with the given id. onDropped is called, at most once and from
 	// any goroutine, when the packet certainly never left. false: not sent, and onDropped will not be called.
 	Request(name string, id uint32, onDropped func(), arg []byte) bool
@@ -46,7 +48,8 @@ type Session struct {
 	Link       Link
 	Handed     AckSet // requests it has been given and has not acknowledged
 
-	replaced atomic.Bool // a newer connection has its place: it is not to be recorded again
+	replaced atomic.Bool      // a newer connection has its place: it is not to be recorded again
+	rooms    map[string]place // that it is in; guarded by sessions.mu
 }
 
 // AckSet is a set of ack ids. The zero value is empty and ready.
@@ -90,6 +93,8 @@ type sessions struct {
 	byConnection map[string]*Session
 	byPeer       map[projections.PeerID][]*Session
 	wants        map[projections.MethodID]want
+	inRoom       map[string]map[projections.PeerID]*Session
+	followed     events.Position // of the last record that these are in step with
 
 	wake chan struct{} // asks for a reconcile pass
 }
@@ -117,6 +122,7 @@ func (ss *sessions) reset() []*Session {
 	ss.byConnection = map[string]*Session{}
 	ss.byPeer = map[projections.PeerID][]*Session{}
 	ss.wants = map[projections.MethodID]want{}
+	ss.inRoom = map[string]map[projections.PeerID]*Session{}
 	return all
 }
 
@@ -162,6 +168,7 @@ func (ss *sessions) remove(s *Session) {
 			delete(ss.wants, id)
 		}
 	}
+	ss.unwantRooms(s)
 }
 
 func (ss *sessions) want(id projections.MethodID, w want) {
@@ -200,8 +207,20 @@ func (ss *sessions) follow(records []events.Record) {
 				delete(ss.wants, id)
 			}
 			ss.mu.Unlock()
+		case events.RoomJoined, events.RoomMoved, events.RoomLeft, events.RoomClosed:
+			ss.mu.Lock()
+			ss.followRoom(e)
+			ss.mu.Unlock()
 		}
 	}
+	ss.followTo(records[len(records)-1].Position)
+}
+
+// followTo says that the local sessions are in step with a state that did not come record by record.
+func (ss *sessions) followTo(at events.Position) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	ss.followed = at
 }
 
 // Session finds a local session by its connection; nil when it is not here (any more).
@@ -234,25 +253,33 @@ func (r *Replica) Connect(ctx context.Context, s *Session, recovery, newPeer str
 	s.Peer, s.Anonymous, s.SID, s.PID, s.Recovered = e.Peer, e.Anonymous, e.Session, e.Recovery, e.Recovered
 	r.sessions.admit(s)
 	// From here on the feed tells the session of its end; what came before is seen here.
-	current := false
-	holds := map[string]bool{}
-	r.View(func(st *projections.State) {
-		p, ok := st.Peer(s.ID())
-		current = ok && p.Connection == s.Connection
-		for reg := range st.Held(s.ID()) {
-			if reg.Session == s.SID {
-				holds[reg.Method] = reg.ReplaySafe
-			}
-		}
-	})
-	for method, safe := range holds { // a recovered session wants what it holds, though this replica never heard it ask
-		r.sessions.want(projections.MethodID{User: s.User, Method: method}, want{session: s, replaySafe: safe})
-	}
+	current := r.adopt(s)
 	if !current {
 		r.sessions.remove(s)
 		return errReplaced
 	}
 	return nil
+}
+
+// adopt gives a session what its peer has: a recovered one wants what it holds, though this replica never heard it ask,
+// and a peer that is back has the places that it left. false: another connection is current by now.
+func (r *Replica) adopt(s *Session) (current bool) {
+	r.sessions.mu.Lock() // first, so that no record is followed between the look and the list
+	defer r.sessions.mu.Unlock()
+	r.View(func(st *projections.State) {
+		p, ok := st.Peer(s.ID())
+		current = ok && p.Connection == s.Connection
+		for reg := range st.Held(s.ID()) {
+			if reg.Session == s.SID {
+				r.sessions.wants[reg.MethodID] = want{session: s, replaySafe: reg.ReplaySafe}
+			}
+		}
+		for _, room := range st.RoomsOf(s.ID()) {
+			seat := room.Seat(s.ID())
+			r.sessions.wantRoom(s, room.ID, place{role: seat.Role, name: seat.Name, meta: seat.Meta})
+		}
+	})
+	return current
 }
 
 // Disconnect ends the session. A failure to record it is put right by reconcile.

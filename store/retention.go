@@ -21,7 +21,7 @@ type Retention struct {
 	Memory int64         // bytes that the log may take; 0 for any
 	Forget time.Duration // how long after its last sign of life the group of a replica that is gone stays
 	Live   []string      // instances that are known to live, besides those that have a lease
-	Schema int           // of the snapshots that count
+	Schema int           // the newest of the snapshots that count
 }
 
 // Trimmed is what Trim has done.
@@ -35,7 +35,7 @@ type Trimmed struct {
 }
 
 // Trim removes from the log what nobody needs any more, in one atomic step of bounded length. Never removed are the
-// entries from the older of the KeptSnapshots on, while there are not so many of the schema whose place is in the
+// entries from the older of the KeptSnapshots on, while there are not so many of a readable schema whose place is in the
 // log nothing at all; nor what the group of a living replica has not been given or has not acknowledged. Groups of
 // others hold the log too, until they are forgotten, but not against Memory.
 func (s *Store) Trim(ctx context.Context, r Retention) (Trimmed, error) {

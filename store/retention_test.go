@@ -71,7 +71,8 @@ func TestTrimKeepsWhatSnapshotsNeed(t *testing.T) {
 			{[]int{5}, 1, 0},          // one is none: it may be damaged
 			{[]int{3, 7}, 1, 3},       // the older one counts
 			{[]int{1, 3, 7}, 1, 3},    // of those that are kept
-			{[]int{3, 7}, 2, 0},       // of another schema
+			{[]int{3, 7}, -1, 0},      // of a newer schema
+			{[]int{3, 7}, 2, 3},       // of an older one
 			{[]int{9}, 1, 0},          // at the head
 			{[]int{0, 1, 8, 9}, 1, 8}, // near it
 		} {

@@ -3,7 +3,7 @@
 -- ARGV[1] how long entries are kept, in ms
 -- ARGV[2] bytes that the log may take, 0 for any
 -- ARGV[3] how long the group of a replica that is gone is kept, in ms
--- ARGV[4] schema of the snapshots that count
+-- ARGV[4] newest schema of the snapshots that count
 -- ARGV[5] how many of them there must be before anything goes
 -- ARGV[6] key of a lease, without the instance; in the same slot as the log
 -- ARGV[7…] instances that live
@@ -101,7 +101,7 @@ local manifests = redis.call('LRANGE', KEYS[2], 0, -1)
 local counted = 0
 for _, text in ipairs(manifests) do
   local readable, manifest = pcall(cjson.decode, text)
-  if readable and type(manifest) == 'table' and manifest.schema == tonumber(ARGV[4]) and
+  if readable and type(manifest) == 'table' and manifest.schema <= tonumber(ARGV[4]) and
     type(manifest.position) == 'string' and goesOn(manifest) then
     counted = counted + 1
     snapshot = lower(snapshot, parse(manifest.position))
