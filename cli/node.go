@@ -33,6 +33,7 @@ type nodeConfig struct {
 	Keeping   replica.Keeping
 	Auth      transport.Authenticator
 	Wire      transport.Options
+	Rooms     transport.Rooms
 	Base      func() *projections.State // as in replica.Config
 	Log       zerolog.Logger
 	Admin     *admin // nil for none
@@ -102,7 +103,7 @@ func (n *node) Run(ctx context.Context) error {
 		LeaseTTL: n.cfg.Lease, Keeping: n.cfg.Keeping, Base: n.cfg.Base, Log: n.cfg.Log,
 	}, st)
 	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone})
-	gate := transport.NewGateway(rep, rel, n.cfg.Auth, n.cfg.Log)
+	gate := transport.NewGateway(rep, rel, relay.NewAudience(rep), n.cfg.Auth, n.cfg.Rooms, n.cfg.Log)
 	clients := transport.NewServer(n.cfg.Wire, gate)
 	n.cfg.Admin.watch(rep)
 	metrics.Watch(rep, rel, clients)
@@ -129,6 +130,7 @@ func (n *node) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		n.cfg.Log.Info().Int("clients", clients.Connections()).Msg("stopping: clients are asked to reconnect elsewhere")
 		gate.Drain(n.cfg.Drain)
+		n.giveUpRooms(rep)
 		n.awaitClients(clients)
 	}
 	closing, cancel := context.WithTimeout(context.Background(), n.cfg.Patience)
@@ -144,6 +146,15 @@ func (n *node) Run(ctx context.Context) error {
 		n.cfg.Log.Info().Msg("stopped")
 	}
 	return err
+}
+
+// giveUpRooms moves the rooms of this replica to others while its clients still go.
+func (n *node) giveUpRooms(rep *replica.Replica) {
+	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.Patience)
+	defer cancel()
+	if err := rep.Drain(ctx); err != nil {
+		n.cfg.Log.Warn().Err(err).Msg("the rooms of this replica move when it has stopped: its drain could not be recorded")
+	}
 }
 
 // awaitClients gives the clients their time to go by themselves.

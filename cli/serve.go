@@ -41,9 +41,16 @@ type Limits struct {
 	PingInterval   time.Duration `default:"25s" help:"Time between the pings to a client."`
 	PingTimeout    time.Duration `default:"20s" help:"Time for a client's answer to a ping."`
 	PeerGrace      time.Duration `default:"10s" help:"How long a peer that is away is not gone."`
+	RoomGrace      time.Duration `default:"5s" help:"How long a room stays open after its last host, guest or member has left."`
+	RoomUnused     time.Duration `default:"24h" help:"How long the settings of a room are kept that nobody joins."`
 	RPCGrace       time.Duration `name:"rpc-grace" env:"HOLDFAST_RPC_GRACE" default:"10s" help:"How long calls to a daemon that is away are held."`
 	LateAck        time.Duration `default:"10s" help:"How long after a daemon's return its answers to earlier requests are waited for."`
 	RecoveryWindow time.Duration `default:"2m" help:"How long after its end a connection can be recovered."`
+	MaxRoomPeers   int           `default:"10000" help:"Peers that one room may have."`
+	MaxPeerRooms   int           `default:"100" help:"Rooms that one peer may be in."`
+	MaxRoomState   int           `default:"65536" help:"Largest settings of a room, and largest guest state, in bytes."`
+	MaxMeta        int           `default:"16384" help:"Largest meta of a peer in a room, in bytes."`
+	EmitPolicy     []string      `sep:";" placeholder:"EVENT=ROLE,..." help:"Roles that alone may send an event to a room, such as mute-all=host,guest. ambient-noise-alert=host is built in. Several: repeat it, or separate by semicolons."`
 	Patience       time.Duration `default:"5s" help:"How long a request waits for the log before it fails with STORE_UNAVAILABLE."`
 	SnapshotEvents int           `default:"10000" help:"Events after which a snapshot of the state is due, so that starts are fast."`
 	SnapshotEvery  time.Duration `default:"5m" help:"Time after which one is due if anything has happened."`
@@ -60,20 +67,29 @@ func (l Limits) keeping() replica.Keeping {
 }
 
 func (l Limits) graces() commands.Graces {
-	return commands.Graces{Peer: l.PeerGrace, RPC: l.RPCGrace, Recovery: l.RecoveryWindow}
+	return commands.Graces{
+		Peer: l.PeerGrace, RPC: l.RPCGrace, Recovery: l.RecoveryWindow, Room: l.RoomGrace, Unused: l.RoomUnused,
+	}
+}
+
+func (l Limits) rooms() transport.Rooms {
+	policy, _ := commands.ParseEmitPolicy(l.EmitPolicy) // check has refused a wrong one
+	return transport.Rooms{Policy: policy, Limits: commands.RoomLimits{
+		PeersPerRoom: l.MaxRoomPeers, RoomsPerPeer: l.MaxPeerRooms, Settings: l.MaxRoomState, Meta: l.MaxMeta,
+	}}
 }
 
 func (l Limits) check() error {
 	for name, d := range map[string]time.Duration{
 		"--patience": l.Patience, "--ping-interval": l.PingInterval, "--ping-timeout": l.PingTimeout, "--late-ack": l.LateAck,
-		"--snapshot-every": l.SnapshotEvery, "--retain": l.Retain, "--forget-replica": l.ForgetReplica,
+		"--room-unused": l.RoomUnused, "--snapshot-every": l.SnapshotEvery, "--retain": l.Retain, "--forget-replica": l.ForgetReplica,
 	} {
 		if d <= 0 {
 			return usageError{fmt.Sprintf("%s must be more than 0, such as 5s", name)}
 		}
 	}
 	for name, d := range map[string]time.Duration{
-		"--peer-grace": l.PeerGrace, "--rpc-grace": l.RPCGrace, "--recovery-window": l.RecoveryWindow,
+		"--peer-grace": l.PeerGrace, "--room-grace": l.RoomGrace, "--rpc-grace": l.RPCGrace, "--recovery-window": l.RecoveryWindow,
 	} {
 		if d < 0 {
 			return usageError{fmt.Sprintf("%s must not be negative", name)}
@@ -81,7 +97,8 @@ func (l Limits) check() error {
 	}
 	for name, n := range map[string]int{
 		"--max-payload": l.MaxPayload, "--outbox-bytes": l.OutboxBytes, "--outbox-messages": l.OutboxMessages,
-		"--snapshot-events": l.SnapshotEvents,
+		"--snapshot-events": l.SnapshotEvents, "--max-room-peers": l.MaxRoomPeers, "--max-peer-rooms": l.MaxPeerRooms,
+		"--max-room-state": l.MaxRoomState, "--max-meta": l.MaxMeta,
 	} {
 		if n <= 0 {
 			return usageError{fmt.Sprintf("%s must be more than 0", name)}
@@ -89,6 +106,9 @@ func (l Limits) check() error {
 	}
 	if l.RetainMemory < 0 {
 		return usageError{"--retain-memory must not be negative; 0 is no bound"}
+	}
+	if _, err := commands.ParseEmitPolicy(l.EmitPolicy); err != nil {
+		return usageError{fmt.Sprintf("--emit-policy: %v", err)}
 	}
 	for _, p := range l.Paths {
 		if !strings.HasPrefix(p, "/") {
@@ -125,7 +145,7 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 	n, err := newNode(nodeConfig{
 		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,
 		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain, Keeping: c.keeping(),
-		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Log: log, Admin: adm,
+		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Rooms: c.rooms(), Log: log, Admin: adm,
 		Open: func() (*store.Store, error) {
 			return store.Open(store.Options{URL: c.Redis, Namespace: c.Namespace, Replicated: c.Durability == "replicated"})
 		},

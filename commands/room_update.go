@@ -166,9 +166,6 @@ type Speak struct {
 	Claims     Claims
 }
 
-// EmitPolicy says which roles alone may send an event to a room. What is not in it may be sent by whoever may emit.
-type EmitPolicy map[string][]Role
-
 func (c Speak) Decide(s *projections.State) (Decision, error) {
 	if c.Event == "" {
 		if c.Claims.Admin && s.Room(c.Room) != nil {

@@ -267,6 +267,7 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 	r.mu.Lock()
 	r.rememberRoster()
 	r.rememberRooms()
+	changes := projections.Diff(r.state, state)
 	r.state = state
 	r.state.Observe()
 	r.deferred = nil
@@ -286,6 +287,9 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 	}
 	for _, li := range r.listeners {
 		li.Rebuilt()
+		if len(changes) > 0 {
+			li.Changed(changes)
+		}
 	}
 	r.sessions.nudge()
 	return nil

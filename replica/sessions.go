@@ -3,6 +3,7 @@ package replica
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -46,6 +47,7 @@ type Session struct {
 	PID        string
 	Recovered  bool
 	Link       Link
+	Claims     commands.Claims
 	Handed     AckSet // requests it has been given and has not acknowledged
 
 	replaced atomic.Bool      // a newer connection has its place: it is not to be recorded again
@@ -225,6 +227,13 @@ func (ss *sessions) followTo(at events.Position) {
 
 // Session finds a local session by its connection; nil when it is not here (any more).
 func (r *Replica) Session(connection string) *Session { return r.sessions.get(connection) }
+
+// Sessions are the clients connected here.
+func (r *Replica) Sessions() []*Session {
+	r.sessions.mu.RLock()
+	defer r.sessions.mu.RUnlock()
+	return slices.Collect(maps.Values(r.sessions.byConnection))
+}
 
 // SessionCount is how many clients are connected here.
 func (r *Replica) SessionCount() int {

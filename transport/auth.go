@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"holdfast/commands"
 )
 
 // credentials are what the auth object of a CONNECT may hold.
@@ -26,10 +28,11 @@ type Authenticator struct {
 	Insecure bool
 }
 
-// identity is who a client is, and which peer of the user it must be, if the token fixes that.
+// identity is who a client is, which peer of the user it must be, if the token fixes that, and what it may do.
 type identity struct {
-	user string
-	peer string
+	user   string
+	peer   string
+	claims commands.Claims
 }
 
 var unauthenticated = func(text string) error { return &ConnectError{Message: text, Code: "UNAUTHENTICATED"} }
@@ -39,6 +42,7 @@ const clockLeeway = 5 * time.Second
 
 type claims struct {
 	jwt.RegisteredClaims
+	commands.Claims
 	Peer string `json:"peer"`
 }
 
@@ -53,7 +57,7 @@ func (a Authenticator) identify(c credentials) (identity, error) {
 	case c.User == "":
 		return identity{}, unauthenticated("auth.user is required")
 	}
-	return identity{user: c.User, peer: c.Peer}, nil
+	return identity{user: c.User, peer: c.Peer, claims: commands.Everything()}, nil
 }
 
 func (a Authenticator) verify(c credentials) (identity, error) {
@@ -68,7 +72,7 @@ func (a Authenticator) verify(c credentials) (identity, error) {
 	case cl.Subject == "":
 		return identity{}, unauthenticated("The token names no user (sub)")
 	}
-	id := identity{user: cl.Subject, peer: c.Peer}
+	id := identity{user: cl.Subject, peer: c.Peer, claims: cl.Claims}
 	if cl.Peer != "" {
 		if c.Peer != "" && c.Peer != cl.Peer {
 			return identity{}, &ConnectError{Message: "The token is for another peer", Code: "FORBIDDEN"}

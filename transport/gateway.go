@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,6 +25,8 @@ const maxControl = 1024
 type Gateway struct {
 	rep      *replica.Replica
 	relay    *relay.Relay
+	audience *relay.Audience
+	rooms    Rooms
 	auth     Authenticator
 	log      zerolog.Logger
 	draining atomic.Bool
@@ -32,8 +35,8 @@ type Gateway struct {
 }
 
 // NewGateway makes the App of one replica.
-func NewGateway(rep *replica.Replica, rel *relay.Relay, auth Authenticator, log zerolog.Logger) *Gateway {
-	return &Gateway{rep: rep, relay: rel, auth: auth, log: log, members: map[*member]struct{}{}}
+func NewGateway(rep *replica.Replica, rel *relay.Relay, audience *relay.Audience, auth Authenticator, rooms Rooms, log zerolog.Logger) *Gateway {
+	return &Gateway{rep: rep, relay: rel, audience: audience, rooms: rooms, auth: auth, log: log, members: map[*member]struct{}{}}
 }
 
 // member is one admitted client. It is the replica's Link to it.
@@ -66,7 +69,7 @@ func (g *Gateway) Connect(ctx context.Context, s *Socket, auth json.RawMessage) 
 		return Admission{}, ctx.Err()
 	}
 	m := &member{Socket: s, session: &replica.Session{
-		User: id.user, Peer: id.peer, Connection: g.rep.NewConnection(), SID: newSID(), PID: newSID(),
+		User: id.user, Peer: id.peer, Claims: id.claims, Connection: g.rep.NewConnection(), SID: newSID(), PID: newSID(),
 	}}
 	m.session.Link = m
 	s.SetData(m)
@@ -103,6 +106,7 @@ func (g *Gateway) Disconnected(s *Socket, reason Reason) {
 		reason = *fate
 	}
 	g.relay.Gone(m.session)
+	g.audience.Unwatch(m.session)
 	g.rep.Disconnect(m.session, string(reason), reason == ReasonClient || reason == ReasonReplaced)
 }
 
@@ -122,6 +126,17 @@ var handlers = map[string]func(*Gateway, *member, []json.RawMessage, Ack){
 	"rpc-call":       (*Gateway).rpcCall,
 	"machine-alive":  (*Gateway).keepAlive,
 	"session-alive":  (*Gateway).keepAlive,
+	"presence-get":   (*Gateway).presenceGet,
+	"room-join":      (*Gateway).roomJoin,
+	"room-leave":     (*Gateway).roomLeave,
+	"room-get":       (*Gateway).roomGet,
+	"room-update":    (*Gateway).roomUpdate,
+	"guest-update":   (*Gateway).guestUpdate,
+	"room-close":     (*Gateway).roomClose,
+	"rooms-watch":    (*Gateway).roomsWatch,
+	"rooms-unwatch":  (*Gateway).roomsUnwatch,
+	"settings-get":   (*Gateway).settingsGet,
+	"settings-set":   (*Gateway).settingsSet,
 }
 
 // Event handles what a client sends.
@@ -168,6 +183,9 @@ func (m *member) runChanges() {
 		f()
 	}
 }
+
+// Broadcast sends what others get too.
+func (m *member) Broadcast(b *replica.Broadcast) bool { return m.SendRaw(b.Wire(EncodeEvent)) }
 
 // Replaced ends the connection for a newer one of the same peer.
 func (m *member) Replaced(recovered bool) {
@@ -219,7 +237,14 @@ func failWith(ack Ack, err error) string {
 	if !errors.As(err, &r) {
 		r = &commands.Refusal{Code: commands.CodeStoreUnavailable, Text: err.Error()}
 	}
-	fail(ack, r.Code, r.Text)
+	if len(r.Now) == 0 {
+		fail(ack, r.Code, r.Text)
+		return r.Text
+	}
+	answer := map[string]any{"ok": false, "error": r.Text, "code": r.Code}
+	maps.Copy(answer, r.Now)
+	b, _ := json.Marshal(answer)
+	ack.Reply(b)
 	return r.Text
 }
 

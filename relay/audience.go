@@ -1,0 +1,340 @@
+package relay
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"sync"
+
+	"holdfast/events"
+	"holdfast/projections"
+	"holdfast/replica"
+	"holdfast/store"
+)
+
+// Audience tells the local clients what the log changes: rooms, presence and settings. Everything it says comes from
+// applying events, in the log's order, once. It implements replica.Listener.
+type Audience struct {
+	rep *replica.Replica
+
+	mu       sync.Mutex // guards what follows; nothing that blocks is done while it is held
+	rooms    map[string]map[projections.PeerID]*replica.Session
+	users    map[string]map[projections.PeerID]*replica.Session
+	watchers map[*replica.Session]struct{}
+}
+
+// NewAudience makes the audience of a replica's clients and makes it a listener. Only before the replica runs.
+func NewAudience(rep *replica.Replica) *Audience {
+	a := &Audience{rep: rep}
+	a.clear()
+	rep.Listen(a)
+	return a
+}
+
+func (a *Audience) clear() {
+	a.rooms = map[string]map[projections.PeerID]*replica.Session{}
+	a.users = map[string]map[projections.PeerID]*replica.Session{}
+	a.watchers = map[*replica.Session]struct{}{}
+}
+
+// Applied: see Changed.
+func (a *Audience) Applied([]events.Record) {}
+
+// Rebuilt looks anew who is where.
+func (a *Audience) Rebuilt() {
+	sessions := a.rep.Sessions()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	watchers := a.watchers
+	a.clear()
+	a.watchers = watchers
+	a.rep.View(func(s *projections.State) {
+		for _, session := range sessions {
+			if p, ok := s.Peer(session.ID()); ok && p.Connection == session.Connection {
+				a.enter(a.users, session.User, session)
+				for _, room := range s.RoomsOf(session.ID()) {
+					a.enter(a.rooms, room.ID, session)
+				}
+			}
+		}
+	})
+}
+
+// Fenced forgets everybody: the connections are closed.
+func (a *Audience) Fenced() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.clear()
+}
+
+// Changed tells everybody concerned.
+func (a *Audience) Changed(changes []projections.Change) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	touched := map[string]*projections.Change{} // rooms that watchers are told of: the last change of each
+	for i := range changes {
+		c := &changes[i]
+		switch c.Kind {
+		case projections.ConnectionChanged:
+			a.connection(c)
+			continue
+		case projections.PresenceChanged:
+			if others := a.users[c.Peer.User]; len(others) > 0 {
+				a.tell(others, "presence", presenceNotice(c), c.Peer.PeerID)
+			}
+			continue
+		case projections.SettingsChanged:
+			a.setting(c)
+			continue
+		case projections.RoomChangedJoined:
+			if session := a.local(c.Peer); session != nil {
+				a.enter(a.rooms, c.Room, session)
+			}
+		case projections.RoomChangedLeft:
+			a.exit(a.rooms, c.Room, c.Peer.PeerID)
+		}
+		touched[c.Room] = c
+		if members := a.rooms[c.Room]; len(members) > 0 {
+			var name string
+			var body []byte
+			a.rep.View(func(s *projections.State) { name, body = notice(s, c) })
+			if name != "" {
+				a.tell(members, name, body, projections.PeerID{})
+			}
+		}
+		if c.Kind == projections.RoomChangedClosed {
+			delete(a.rooms, c.Room)
+		}
+	}
+	a.tellWatchers(touched)
+}
+
+// connection takes note of where a peer is connected now.
+func (a *Audience) connection(c *projections.Change) {
+	session := a.local(c.Peer)
+	if session == nil {
+		a.exit(a.users, c.Peer.User, c.Peer.PeerID)
+		for _, room := range c.Rooms {
+			a.exit(a.rooms, room, c.Peer.PeerID)
+		}
+		return
+	}
+	a.enter(a.users, c.Peer.User, session)
+	for _, room := range c.Rooms {
+		a.enter(a.rooms, room, session)
+	}
+}
+
+// local is the session of a peer that is connected here; nil for others.
+func (a *Audience) local(c projections.Card) *replica.Session {
+	if !c.Connected || c.Instance != a.rep.Instance() {
+		return nil
+	}
+	return a.rep.Session(c.Connection)
+}
+
+func (*Audience) enter(lists map[string]map[projections.PeerID]*replica.Session, name string, s *replica.Session) {
+	list := lists[name]
+	if list == nil {
+		list = make(map[projections.PeerID]*replica.Session, 1)
+		lists[name] = list
+	}
+	list[s.ID()] = s
+}
+
+func (*Audience) exit(lists map[string]map[projections.PeerID]*replica.Session, name string, id projections.PeerID) {
+	list := lists[name]
+	delete(list, id)
+	if len(list) == 0 {
+		delete(lists, name)
+	}
+}
+
+// tell sends one event to all of them but one.
+func (*Audience) tell(to map[projections.PeerID]*replica.Session, name string, body []byte, but projections.PeerID) {
+	b := &replica.Broadcast{Name: name, Args: [][]byte{body}}
+	for id, s := range to {
+		if id != but {
+			s.Link.Broadcast(b)
+		}
+	}
+}
+
+func (a *Audience) setting(c *projections.Change) {
+	b := &replica.Broadcast{Name: "settings-changed", Args: [][]byte{settingNotice(c)}}
+	for _, sessions := range a.users {
+		for _, s := range sessions {
+			if s.Claims.MayReadSettings() {
+				s.Link.Broadcast(b)
+			}
+		}
+	}
+}
+
+// tellWatchers sends the present summary of each room that has changed.
+func (a *Audience) tellWatchers(touched map[string]*projections.Change) {
+	if len(a.watchers) == 0 {
+		return
+	}
+	for id, c := range touched {
+		var body []byte
+		a.rep.View(func(s *projections.State) {
+			body = appendPosition(nil, `{"version":`, s.Position)
+			body = append(body, `,"room":`...)
+			if room := s.Room(id); room != nil {
+				body = appendRoom(body, s, room, true)
+			} else {
+				body = append(body, closedSummary(s, c)...)
+			}
+			body = append(body, '}')
+		})
+		b := &replica.Broadcast{Name: "rooms-changed", Args: [][]byte{body}}
+		for s := range a.watchers {
+			if s.Claims.MayWatch(id) {
+				s.Link.Broadcast(b)
+			}
+		}
+	}
+}
+
+// Watch lets the session hear of every room that it may see, until Unwatch or its end.
+func (a *Audience) Watch(s *replica.Session) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.watchers[s] = struct{}{}
+}
+
+// Unwatch ends that.
+func (a *Audience) Unwatch(s *replica.Session) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.watchers, s)
+}
+
+// Summaries are those of the rooms that the session may see, in the order of their names, from the one after the given
+// name on. next is what to ask with for more; empty at the end.
+func (a *Audience) Summaries(session *replica.Session, after string, limit int) (version events.Position, rooms []byte, next string) {
+	a.rep.View(func(s *projections.State) {
+		version = s.Position
+		var names []string
+		for room := range s.Rooms() {
+			if room.ID > after && session.Claims.MayWatch(room.ID) {
+				names = append(names, room.ID)
+			}
+		}
+		slices.Sort(names)
+		if len(names) > limit {
+			names = names[:limit]
+			next = names[limit-1]
+		}
+		rooms = append(rooms, '[')
+		for i, name := range names {
+			if i > 0 {
+				rooms = append(rooms, ',')
+			}
+			rooms = appendRoom(rooms, s, s.Room(name), true)
+		}
+		rooms = append(rooms, ']')
+	})
+	return version, rooms, next
+}
+
+// Room is a room as its peers see it, with whether it is pinned to this replica; false when there is none.
+func (a *Audience) Room(id string) (body []byte, here, ok bool) {
+	a.rep.View(func(s *projections.State) {
+		room := s.Room(id)
+		if ok = room != nil; ok {
+			here = room.Open && room.Owner == a.rep.Instance()
+			body = appendRoom(nil, s, room, false)
+		}
+	})
+	return body, here, ok
+}
+
+// RoomVersion is the version of a room; zero when there is none.
+func (a *Audience) RoomVersion(id string) (version events.Position) {
+	a.rep.View(func(s *projections.State) {
+		if room := s.Room(id); room != nil {
+			version = room.Version
+		}
+	})
+	return version
+}
+
+// Presence lists the peers of a user: those that are gone but not forgotten are not connected, those within their grace
+// are away.
+func (a *Audience) Presence(user string) (version events.Position, peers []byte) {
+	a.rep.View(func(s *projections.State) {
+		version = s.Position
+		all := slices.SortedFunc(s.PeersOf(user), func(a, b projections.Peer) int { return cmp.Compare(a.PeerID.Peer, b.PeerID.Peer) })
+		peers = append(peers, '[')
+		for i, p := range all {
+			if i > 0 {
+				peers = append(peers, ',')
+			}
+			peers = appendPresence(peers, s, p)
+		}
+		peers = append(peers, ']')
+	})
+	return version, peers
+}
+
+func appendPresence(b []byte, s *projections.State, p projections.Peer) []byte {
+	b = appendText(b, `{"peer":`, p.PeerID.Peer)
+	b = append(b, `,"connected":`...)
+	b = strconv.AppendBool(b, !p.Gone)
+	if !p.Gone && !p.Connected {
+		b = append(b, `,"away":true`...)
+	}
+	b = append(b, `,"at":`...)
+	b = strconv.AppendInt(b, p.Changed.UnixMilli(), 10)
+	for _, room := range s.RoomsOf(p.PeerID) {
+		if seat := room.Seat(p.PeerID); seat.Name != "" {
+			b = appendText(b, `,"name":`, seat.Name)
+			break
+		}
+	}
+	b = appendText(b, `,"instance":`, p.Instance)
+	b = append(b, `,"methods":[`...)
+	var methods []string
+	for reg := range s.Held(p.PeerID) {
+		if !reg.Lapsed {
+			methods = append(methods, reg.Method)
+		}
+	}
+	slices.Sort(methods)
+	for i, method := range methods {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendString(b, method)
+	}
+	return append(b, ']', '}')
+}
+
+// Settings are the cluster-wide settings, or one of them, with the version of all.
+func (a *Audience) Settings(key string) (version events.Position, settings []byte) {
+	a.rep.View(func(s *projections.State) {
+		version = s.Version(events.SettingsKey())
+		var keys []string
+		for k := range s.Settings() {
+			if key == "" || k == key {
+				keys = append(keys, k)
+			}
+		}
+		slices.Sort(keys)
+		settings = append(settings, '{')
+		for i, k := range keys {
+			if i > 0 {
+				settings = append(settings, ',')
+			}
+			value, _ := s.Setting(k)
+			settings = append(append(appendString(settings, k), ':'), value...)
+		}
+		settings = append(settings, '}')
+	})
+	return version, settings
+}
+
+// Receive is of no concern here.
+func (a *Audience) Receive([]store.Message, bool) {}
