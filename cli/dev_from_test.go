@@ -127,7 +127,7 @@ func TestDevFromWhatItCannotFold(t *testing.T) {
 	entries := history(t)
 	file := sliceOf(t, projections.New(), append(entries[:12:12], newerEntry(entries[11])))
 	code, _, stderr := run(t, "dev", "--listen", "127.0.0.1:0", "--from", file)
-	if code != 1 || !strings.Contains(stderr, "room-opened") {
+	if code != 1 || !strings.Contains(stderr, "room-praised") {
 		t.Errorf("code %d, %q", code, stderr)
 	}
 	if code, _, _ := run(t, "dev", "--from", file+".not"); code != 2 {

@@ -21,7 +21,7 @@ func TestMigrate(t *testing.T) {
 			}
 		}
 	}
-	migrate("status", 0, "no layout is marked", "knows layout 1", "events of generation 2", "pending   1 steps")
+	migrate("status", 0, "no layout is marked", "knows layout 1", "events of generation 3", "pending   1 steps")
 	migrate("plan", 0, "1 mark the layout")
 	if redis.Do(t, "EXISTS", "{holdfast}:layout") != "0" {
 		t.Error("status or plan changed something")
@@ -56,7 +56,7 @@ func TestAdminDigest(t *testing.T) {
 	redis := redistest.Start(t)
 	w := newWorld(t, redis, redis.URL)
 	d := agree(t, w.a, w.b)
-	if len(d.Digest) != 64 || d.Understood != 2 {
+	if len(d.Digest) != 64 || d.Understood != 3 {
 		t.Errorf("%+v", d)
 	}
 	for _, name := range []string{"holdfast_state_digest", "holdfast_state_digest_position_ms", "holdfast_state_digest_position_seq"} {

@@ -29,8 +29,21 @@ type about struct {
 	Method    string   `json:"method"`
 	Methods   []string `json:"methods"`
 	Instance  string   `json:"instance"`
+	From      string   `json:"from"`
+	Unwatched []string `json:"unwatched"`
 	instances []string
 	kind      string
+	room      peersView // who is in a room that is looked at
+}
+
+// inRoom says whether the room is among those that it is about.
+func (a about) inRoom(room string) bool {
+	return a.Room == room || a.From == room && room != "" || slices.Contains(a.Unwatched, room)
+}
+
+// users and peers that it is about, as a user may ask for any peer of a room.
+func (a about) anyPeer(match func(user, peer string) bool) bool {
+	return match(a.User, a.Peer) || slices.ContainsFunc(a.room, func(s seatView) bool { return match(s.User, s.Peer) })
 }
 
 // aboutEntry needs no knowledge of the type: a name has the same field in all events.
@@ -50,9 +63,11 @@ func (f filter) isZero() bool {
 }
 
 func (f filter) matches(a about) bool {
-	return matchesAny(f.Room, func(r string) bool { return r == a.Room }) &&
-		matchesAny(f.User, func(u string) bool { return u == a.User }) &&
-		matchesAny(f.Peer, func(p string) bool { return ofUser(p, a.User, []string{a.Peer}) }) &&
+	return matchesAny(f.Room, a.inRoom) &&
+		matchesAny(f.User, func(u string) bool { return a.anyPeer(func(user, _ string) bool { return u == user }) }) &&
+		matchesAny(f.Peer, func(p string) bool {
+			return a.anyPeer(func(user, peer string) bool { return ofUser(p, user, []string{peer}) })
+		}) &&
 		matchesAny(f.Method, func(m string) bool { return ofUser(m, a.User, a.Methods) }) &&
 		matchesAny(f.Replica, func(i string) bool { return slices.Contains(a.instances, i) }) &&
 		matchesAny(f.Type, func(t string) bool { return t == a.kind })

@@ -266,7 +266,7 @@ func TestTrimmedLogWithSnapshots(t *testing.T) {
 func TestLog(t *testing.T) {
 	redis, _ := recorded(t)
 	token := ulid.Make().String()
-	redis.Do(t, "XADD", "{holdfast}:log", "*", "t", "room-opened", "s", "3", "u", token, "p", token, "c", token, "r", "b", "k", "room:r", "d", "{}")
+	redis.Do(t, "XADD", "{holdfast}:log", "*", "t", "room-praised", "s", "3", "u", token, "p", token, "c", token, "r", "b", "k", "room:r", "d", "{}")
 	code, stdout, stderr := run(t, "log", "--redis", redis.URL)
 	if code != 0 {
 		t.Fatalf("code %d: %s", code, stderr)
@@ -278,7 +278,7 @@ func TestLog(t *testing.T) {
 		`(?m)^last +[0-9]+-[0-9]+  20.* ago$`,
 		`(?m)^replica:r2 +[0-9]+-[0-9]+ +[0-9.]+m?s +5 +0$`,
 		`(?m)^peer-connected +1 +3 +[0-9]+-[0-9]+$`,
-		`(?m)^room-opened +3 +1 +[0-9]+-[0-9]+ +cannot be read by this version$`,
+		`(?m)^room-praised +3 +1 +[0-9]+-[0-9]+ +cannot be read by this version$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(stdout) {
 			t.Errorf("no line is like %s:\n%s", want, stdout)

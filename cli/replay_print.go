@@ -114,11 +114,11 @@ func coloured(w io.Writer) paint {
 
 func colourOf(kind string) string {
 	switch kind {
-	case "replica-started", "peer-connected", "method-registered":
+	case "replica-started", "peer-connected", "method-registered", "room-opened", "room-joined":
 		return green
-	case "replica-lost", "peer-gone", "peer-forgotten", "registrations-lapsed", "method-unregistered":
+	case "replica-lost", "peer-gone", "peer-forgotten", "registrations-lapsed", "method-unregistered", "room-closed":
 		return red
-	case "replica-stopped", "peer-disconnected":
+	case "replica-stopped", "replica-draining", "peer-disconnected", "room-left", "room-moved":
 		return yellow
 	}
 	return magenta
@@ -145,6 +145,8 @@ func details(e store.Entry) string {
 		told["user"], told["method"] = true, true
 	case kind == "incarnation":
 		told["instance"] = true
+	case kind == "room" && len(names) == 1:
+		told["room"] = true
 	}
 	var parts []string
 	fields, ok := fieldsOf(e.Data)

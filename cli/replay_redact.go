@@ -86,6 +86,8 @@ var (
 		"sessionEnded": true, "replaySafe": true, "delivery": true, "reason": true,
 		"role": true, "was": true, "fromRole": true,
 	}
+	// theirs are the clients' own JSON, of which only the shape stays.
+	theirs = map[string]bool{"meta": true, "patch": true, "value": true}
 )
 
 // entry is the same entry about pseudonyms. Of a damaged one only its place is left.

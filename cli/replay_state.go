@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"reflect"
@@ -22,6 +23,8 @@ type stateView struct {
 	Replicas      []replicaView      `json:"replicas"`
 	Peers         []peerView         `json:"peers"`
 	Registrations []registrationView `json:"registrations"`
+	Rooms         []roomView         `json:"rooms"`
+	Settings      []settingView      `json:"settings"`
 }
 
 type replicaView struct {
@@ -31,6 +34,7 @@ type replicaView struct {
 	Since       string `json:"since"`
 	URL         string `json:"url"`
 	Understands int    `json:"understands"`
+	Draining    bool   `json:"draining"`
 }
 
 type peerView struct {
@@ -90,7 +94,7 @@ func (v registrationView) about() about {
 func viewReplica(r projections.Replica) replicaView {
 	return replicaView{
 		Replica: r.Instance, Incarnation: r.Incarnation, Slot: r.Slot, Since: clock(r.Started.Time()), URL: r.URL,
-		Understands: r.Understands,
+		Understands: r.Understands, Draining: r.Draining,
 	}
 }
 
@@ -134,6 +138,7 @@ func viewState(s *projections.State, f filter) stateView {
 	v := stateView{
 		Position: s.Position, Time: clock(s.Now()), Token: s.Token.String(),
 		Replicas: []replicaView{}, Peers: []peerView{}, Registrations: []registrationView{},
+		Rooms: viewRooms(s, f), Settings: viewSettings(s, f),
 	}
 	for r := range s.Replicas() {
 		v.Replicas = appendWanted(v.Replicas, viewReplica(r), f)
@@ -173,12 +178,18 @@ func (v stateView) things() []thing {
 	for _, r := range v.Registrations {
 		all = append(all, r)
 	}
+	for _, r := range v.Rooms {
+		all = append(all, r)
+	}
+	for _, setting := range v.Settings {
+		all = append(all, setting)
+	}
 	return all
 }
 
 func (v stateView) print(w io.Writer, now time.Time) error {
-	fmt.Fprintf(w, "state at %s  %s (%s ago): replicas %d, peers %d, registrations %d\n",
-		v.Position, v.Time, age(now.Sub(v.Position.Time())), len(v.Replicas), len(v.Peers), len(v.Registrations))
+	fmt.Fprintf(w, "state at %s  %s (%s ago): replicas %d, peers %d, registrations %d, rooms %d\n",
+		v.Position, v.Time, age(now.Sub(v.Position.Time())), len(v.Replicas), len(v.Peers), len(v.Registrations), len(v.Rooms))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(v.Replicas) > 0 {
 		fmt.Fprintln(t, "\nREPLICA\tSLOT\tSINCE\tINCARNATION\tURL")
@@ -208,7 +219,10 @@ func (v stateView) print(w io.Writer, now time.Time) error {
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%t\n", plain(r.key()), status, plain(r.Peer), plain(r.Replica), plain(r.Session), r.ReplaySafe)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return printRooms(t, v)
 }
 
 // change is one field of a thing that differs between two states. Before is nil when the thing did not exist, After
@@ -253,7 +267,11 @@ func members(v thing) []member {
 	all := make([]member, 0, value.NumField())
 	for i := v.names(); i < value.NumField(); i++ {
 		name, _, _ := strings.Cut(value.Type().Field(i).Tag.Get("json"), ",")
-		all = append(all, member{name, fmt.Sprint(value.Field(i).Interface())})
+		text := fmt.Sprint(value.Field(i).Interface())
+		if raw, ok := value.Field(i).Interface().(json.RawMessage); ok {
+			text = string(raw)
+		}
+		all = append(all, member{name, text})
 	}
 	return all
 }
@@ -265,7 +283,7 @@ type difference struct {
 	Changes []change `json:"changes"`
 }
 
-// diffStates lists what differs, sorted by name within replicas, peers and registrations.
+// diffStates lists what differs, sorted by name within replicas, peers, registrations, rooms and settings.
 func diffStates(a, b stateView) []difference {
 	was, is := map[string]thing{}, map[string]thing{}
 	var order []string
@@ -279,7 +297,7 @@ func diffStates(a, b stateView) []difference {
 			order = append(order, t.key())
 		}
 	}
-	rank := map[string]int{"replica": 0, "peer": 1, "method": 2}
+	rank := map[string]int{"replica": 0, "peer": 1, "method": 2, "room": 3, "setting": 4}
 	kind := func(key string) int { name, _, _ := strings.Cut(key, ":"); return rank[name] }
 	slices.SortFunc(order, func(a, b string) int { return cmp.Or(cmp.Compare(kind(a), kind(b)), cmp.Compare(a, b)) })
 	all := []difference{}

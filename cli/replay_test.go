@@ -32,18 +32,24 @@ func historyID(kind byte, n int) ulid.ULID {
 	return id
 }
 
+// step is one event of a history.
+type step struct {
+	seconds int // since the last one
+	replica string
+	event   events.Event
+}
+
 // history is a daemon that survives its replica, and a client with odd names.
 func history(t testing.TB) []store.Entry {
 	t.Helper()
+	return historyOf(t, storySteps())
+}
+
+func storySteps() []step {
 	incarnation := func(n int) string { return historyID('I', n).String() }
 	connection := func(n int) string { return historyID('C', n).String() }
 	odd, phone := "a/b", "phone 1"
-	var entries []store.Entry
-	for i, step := range []struct {
-		seconds int // since the last one
-		replica string
-		event   events.Event
-	}{
+	return []step{
 		{0, "r1", events.ReplicaStarted{Instance: "r1", Incarnation: incarnation(1), URL: "http://r1:8080", Slot: 0, Understands: 1}},
 		{0, "r2", events.ReplicaStarted{Instance: "r2", Incarnation: incarnation(2), URL: "http://r2:8080", Slot: 1, Understands: 1}},
 		{5, "r1", events.PeerConnected{User: "me", Peer: "daemon", Connection: connection(1), Instance: "r1", Session: "s1", Recovery: "pid1"}},
@@ -56,7 +62,38 @@ func history(t testing.TB) []store.Entry {
 		{4, "r2", events.PeerConnected{User: "me", Peer: "daemon", Connection: connection(3), Instance: "r2", Session: "s1", Recovery: "pid1", Recovered: true}},
 		{60, "r2", events.PeerForgotten{User: odd, Peer: phone, Connection: connection(2), Methods: []string{"ring"}}},
 		{10, "r2", events.MethodUnregistered{User: "me", Method: "greet", Peer: "daemon", Session: "s1", Reason: "client"}},
-	} {
+	}
+}
+
+// roomHistory goes on with a room whose owner is lost while its host moves in.
+func roomHistory(t testing.TB) []store.Entry {
+	t.Helper()
+	incarnation := func(n int) string { return historyID('I', n).String() }
+	connection := func(n int) string { return historyID('C', n).String() }
+	join := events.RoomJoined{Room: "lobby", User: "me", Peer: "daemon", Connection: connection(3), Session: "s1", Role: events.Monitor}
+	host := join
+	host.Was, host.Role, host.Name, host.Meta = events.Monitor, events.Host, "The host", json.RawMessage(`{"seat":1}`)
+	return historyOf(t, append(storySteps(),
+		step{10, "r2", events.RoomSettingsChanged{Room: "lobby", User: "me", Peer: "daemon", Patch: json.RawMessage(`{"isTest":true}`)}},
+		step{1, "r1", events.ReplicaStarted{Instance: "r1", Incarnation: incarnation(3), URL: "http://r1:8080", Slot: 2, Understands: 3}},
+		step{1, "r1", events.RoomOpened{Room: "lobby", Instance: "r1"}},
+		step{0, "r1", join},
+		step{1, "r2", host},
+		step{1, "r2", events.RoomOpened{Room: "attic", Instance: "r2"}},
+		step{1, "r2", events.RoomGuestChanged{Room: "lobby", User: "me", Peer: "daemon", Patch: json.RawMessage(`{"muted":true}`)}},
+		step{5, "r2", events.ReplicaLost{Instance: "r1", Incarnation: incarnation(3), SilentMs: 4000, Reason: "lease"}},
+		step{1, "r2", events.SettingChanged{Key: "noise", Value: json.RawMessage(`true`), User: "me", Peer: "daemon"}},
+		step{1, "r2", events.RoomMoved{RoomJoined: events.RoomJoined{
+			Room: "attic", User: "me", Peer: "daemon", Connection: connection(3), Session: "s1", Role: events.Guest,
+		}, From: "lobby", FromRole: events.Host}},
+		step{5, "r2", events.RoomClosed{Room: "lobby", Reason: "empty"}},
+	))
+}
+
+func historyOf(t testing.TB, steps []step) []store.Entry {
+	t.Helper()
+	var entries []store.Entry
+	for i, step := range steps {
 		encoded, err := events.Encode(step.event)
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +121,7 @@ func history(t testing.TB) []store.Entry {
 func newerEntry(after store.Entry) store.Entry {
 	return store.Entry{
 		Position: events.Position{Ms: after.Position.Ms + 1000}, Token: historyID('T', 99), Previous: after.Token,
-		Cause: historyID('D', 99), Replica: "r3", Touches: "room:lobby", Type: "room-opened", Schema: 1,
+		Cause: historyID('D', 99), Replica: "r3", Touches: "room:lobby", Type: "room-praised", Schema: 1,
 		Data: []byte(`{"room":"lobby","user":"me","limits":{"members":7}}`),
 	}
 }
@@ -153,9 +190,16 @@ func positions(t *testing.T, args ...string) []events.Position {
 func TestReplayOutput(t *testing.T) {
 	entries := history(t)
 	file := sliceOf(t, projections.New(), append(slices.Clone(entries), newerEntry(entries[11])))
+	rooms := roomHistory(t)
+	roomFile := sliceOf(t, projections.New(), rooms)
 	for name, args := range map[string][]string{
+		"rooms-list.txt": {roomFile, "--room", "lobby"},
+		"rooms-at.txt":   {roomFile, "--at", rooms[len(rooms)-3].Position.String()},
+		"rooms-at.json":  {roomFile, "--at", rooms[len(rooms)-3].Position.String(), "--format", "json"},
+		"rooms-diff.txt": {roomFile, "--diff", rooms[12].Position.String(), rooms[len(rooms)-1].Position.String()},
+		"why-room.txt":   {roomFile, "--why", "room:lobby"},
 		"list.txt":       nil,
-		"list.json":      {"--format", "json", "--type", "method-registered", "--type", "room-opened"},
+		"list.json":      {"--format", "json", "--type", "method-registered", "--type", "room-praised"},
 		"at.txt":         {"--at", "2026-01-02T03:04:40Z"},
 		"at.json":        {"--at", entries[6].Position.String(), "--format", "json"},
 		"at-filter.txt":  {"--at", entries[6].Position.String(), "--user", "me"},
@@ -167,7 +211,10 @@ func TestReplayOutput(t *testing.T) {
 		"why-lost.json":  {"--why", "incarnation:r1", "--from", "2026-01-02T03:04:20Z", "--to", entries[11].Position.String(), "--format", "json"},
 		"nothing.txt":    {"--why", "peer:nobody/x", "--to", entries[11].Position.String()},
 	} {
-		got := replay(t, append([]string{file}, args...)...)
+		if len(args) == 0 || args[0] != roomFile {
+			args = append([]string{file}, args...)
+		}
+		got := replay(t, args...)
 		golden := filepath.Join("testdata", "replay", name)
 		if *writeGolden {
 			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
@@ -255,7 +302,7 @@ func TestUnknownEventsAreShownAndNotFolded(t *testing.T) {
 	}
 	file := sliceOf(t, projections.New(), append(slices.Clone(entries), newer, damaged))
 	list := replay(t, file)
-	for _, want := range []string{"room-opened", "room:lobby", `limits={"members":7}`, "not known to this version", "a field is missing"} {
+	for _, want := range []string{"room-praised", "room:lobby", `limits={"members":7}`, "not known to this version", "a field is missing"} {
 		if !strings.Contains(list, want) {
 			t.Errorf("the list lacks %q:\n%s", want, list)
 		}
@@ -263,12 +310,12 @@ func TestUnknownEventsAreShownAndNotFolded(t *testing.T) {
 	if strings.Contains(list, "\x1b") {
 		t.Error("the list brings control characters of the log to the terminal")
 	}
-	if got := positions(t, file, "--user", "me", "--type", "room-opened"); len(got) != 1 || got[0] != newer.Position {
+	if got := positions(t, file, "--user", "me", "--type", "room-praised"); len(got) != 1 || got[0] != newer.Position {
 		t.Errorf("a filter finds %v", got)
 	}
 	for _, args := range [][]string{{"--state"}, {"--at", "-0s"}, {"--diff", "-1h", "-0s"}, {"--why", "peer:me/daemon"}} {
 		code, _, stderr := run(t, append([]string{"replay", file}, args...)...)
-		if code != 1 || !strings.Contains(stderr, newer.Position.String()) || !strings.Contains(stderr, "room-opened") {
+		if code != 1 || !strings.Contains(stderr, newer.Position.String()) || !strings.Contains(stderr, "room-praised") {
 			t.Errorf("%v: code %d, %q", args, code, stderr)
 		}
 	}
@@ -312,7 +359,7 @@ func TestReplayChecksItsCommandLine(t *testing.T) {
 		{[]string{file, "--diff", "-0s", "-1h"}, "--diff"},
 		{[]string{file, "--diff", "-1h", "-0s", "--to", "-1m"}, "--to"},
 		{[]string{file, "--why", "daemon"}, "peer:USER/PEER"},
-		{[]string{file, "--why", "room:x"}, "peer:USER/PEER"},
+		{[]string{file, "--why", "aisle:x"}, "peer:USER/PEER"},
 		{[]string{file, "--why", "peer:a/b", "--user", "a"}, "filters"},
 		{[]string{file, "--state", "--why", "peer:a/b"}, "exclude"},
 		{[]string{file, "--state", "--from", "-1h"}, "--from"},
@@ -441,7 +488,7 @@ func TestStoredSliceIsRead(t *testing.T) {
 
 // A room is chosen by its name in whatever event holds one, also in those of a newer version.
 func TestReplayFiltersByRoom(t *testing.T) {
-	opened := store.Entry{Type: "room-opened", Data: []byte(`{"room":"lobby","user":"me"}`)}
+	opened := store.Entry{Type: "room-praised", Data: []byte(`{"room":"lobby","user":"me"}`)}
 	for room, want := range map[string]bool{"lobby": true, "lob": false, "": false} {
 		if got := (filter{Room: []string{room}}).matches(aboutEntry(opened)); got != want {
 			t.Errorf("--room %q: %v", room, got)

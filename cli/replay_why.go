@@ -16,7 +16,7 @@ import (
 
 // asked is the thing whose history is told.
 type asked struct {
-	kind  string // "peer", "method", "replica"
+	kind  string // "peer", "method", "replica", "room"
 	names []string
 }
 
@@ -26,8 +26,8 @@ func parseAsked(text string) (asked, error) {
 	if kind == "incarnation" {
 		a.kind = "replica"
 	}
-	if want := map[string]int{"peer": 2, "method": 2, "replica": 1}[a.kind]; want == 0 || want != len(names) || slices.Contains(names, "") {
-		return asked{}, fmt.Errorf("%q: want peer:USER/PEER, method:USER/METHOD or replica:INSTANCE (/ and %% within a name are written %%2F and %%25)", text)
+	if want := map[string]int{"peer": 2, "method": 2, "replica": 1, "room": 1}[a.kind]; want == 0 || want != len(names) || slices.Contains(names, "") {
+		return asked{}, fmt.Errorf("%q: want peer:USER/PEER, method:USER/METHOD, room:ROOM or replica:INSTANCE (/ and %% within a name are written %%2F and %%25)", text)
 	}
 	return a, nil
 }
@@ -53,6 +53,10 @@ func (a asked) in(s *projections.State) thing {
 		if r, ok := s.Replica(a.names[0]); ok {
 			return viewReplica(r)
 		}
+	case "room":
+		if r := s.Room(a.names[0]); r != nil {
+			return viewRoom(s, r)
+		}
 	}
 	return nil
 }
@@ -65,6 +69,8 @@ func (a asked) namedBy(e store.Entry) bool {
 		return about.User == a.names[0] && about.Peer == a.names[1]
 	case "method":
 		return about.User == a.names[0] && slices.Contains(about.Methods, a.names[1])
+	case "room":
+		return about.inRoom(a.names[0])
 	}
 	return about.Instance == a.names[0] && strings.HasPrefix(e.Type, "replica-")
 }

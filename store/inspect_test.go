@@ -14,7 +14,7 @@ import (
 func odd(t testing.TB, s *Store) {
 	t.Helper()
 	token := ulid.Make().String()
-	raw(t, s, "XADD", s.keys.log, "*", "t", "room-opened", "s", "3", "u", token, "p", token, "c", token, "r", "b",
+	raw(t, s, "XADD", s.keys.log, "*", "t", "room-praised", "s", "3", "u", token, "p", token, "c", token, "r", "b",
 		"k", "room:r", "d", `{"room":"r"}`)
 	raw(t, s, "XADD", s.keys.log, "*", "t", "peer-gone", "u", "no token")
 }
@@ -33,7 +33,7 @@ func TestEntriesShowWhatCannotBeRead(t *testing.T) {
 			t.Fatalf("%+v: %v", entries[0], err)
 		}
 		e := entries[1]
-		if e.Type != "room-opened" || e.Schema != 3 || e.Replica != "b" || e.Touches != "room:r" || string(e.Data) != `{"room":"r"}` || e.Damage != nil {
+		if e.Type != "room-praised" || e.Schema != 3 || e.Replica != "b" || e.Touches != "room:r" || string(e.Data) != `{"room":"r"}` || e.Damage != nil {
 			t.Fatalf("%+v", e)
 		}
 		if _, err := e.Record(); !errors.Is(err, events.ErrUnknown) {
