@@ -31,9 +31,9 @@ var rewrite = flag.Bool("rewrite", false, "rewrite the then-parts of the scripts
 //	reads peer:u/p method:u/m
 //
 // or, in place of then and reads: "then nothing", "then refused CODE text". " (in doubt)" after nothing or the
-// code means that a replica catches up with the log before it trusts the answer. Times count from the start
-// of the scenario; graces are 10 s, 2 min for
-// recovery, 5 s for a room and a day for one that nobody has joined.
+// code means that a replica catches up with the log before it trusts the answer; "now {…}" is what a client is told
+// with a refusal. Times count from the start of the scenario; graces are 10 s, 2 min for recovery, 5 s for a room and a
+// day for one that nobody has joined. Without Claims everything is granted, as by a server that trusts everybody.
 func TestDecisions(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -132,7 +132,7 @@ func parseScript(t *testing.T, text []byte) []scenario {
 			sc.given = append(sc.given, rest)
 		case "when":
 			sc.when = rest
-		case "then", "reads":
+		case "then", "reads", "now":
 			sc.then = append(sc.then, line)
 			continue
 		default:
@@ -166,12 +166,16 @@ func decide(t *testing.T, sc scenario) []string {
 		t.Fatalf("%s: unknown command", name)
 	}
 	c := newCommand()
+	v := reflect.ValueOf(c).Elem()
+	var told struct{ Claims json.RawMessage }
+	if err := json.Unmarshal(data, &told); err == nil && told.Claims != nil {
+		v.FieldByName("Claims").SetZero() // these and no others
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(c); err != nil {
 		t.Fatalf("%s: %v", sc.when, err)
 	}
-	v := reflect.ValueOf(c).Elem()
 	if f := v.FieldByName("Now"); f.IsValid() {
 		f.Set(reflect.ValueOf(time.UnixMilli(scriptStart + after.Milliseconds()).UTC()))
 	}
@@ -187,7 +191,15 @@ func decide(t *testing.T, sc scenario) []string {
 	}
 	var refusal *Refusal
 	if errors.As(err, &refusal) {
-		return []string{fmt.Sprintf("then refused %s%s %s", refusal.Code, inDoubt(refusal.Doubt), refusal.Text)}
+		lines := []string{fmt.Sprintf("then refused %s%s %s", refusal.Code, inDoubt(refusal.Doubt), refusal.Text)}
+		if refusal.Now != nil {
+			now, err := json.Marshal(refusal.Now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines = append(lines, fmt.Sprintf("now %s", now))
+		}
+		return lines
 	}
 	if err != nil {
 		t.Fatalf("%s: %v is not a Refusal", sc.when, err)
