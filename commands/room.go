@@ -139,6 +139,7 @@ func (c JoinRoom) Decide(s *projections.State) (Decision, error) {
 	} else {
 		d.Events = append(d.Events, events.RoomOpened{Room: c.Room, Instance: c.Instance})
 		if c.Remains != nil && room == nil {
+			d.Reads = append(d.Reads, events.RoomKey(c.Room)) // what others set meanwhile stays
 			d.Events = append(d.Events, c.Remains.events(c)...)
 		}
 	}

@@ -109,7 +109,7 @@ func (d *Decision) patch(s *projections.State, id, expected, former string, patc
 	}
 	merged := projections.MergePatch(former, string(patch))
 	if most := limits.orDefault().Settings; len(merged) > most {
-		return false, refuse(CodeTooLarge, "%s would be larger than %d bytes", name, most)
+		return false, doubt(refuse(CodeTooLarge, "%s would be larger than %d bytes", name, most))
 	}
 	if merged == former || former == "" && merged == "{}" {
 		return false, nil
