@@ -59,7 +59,7 @@ type Card struct {
 }
 
 // Observe makes Apply keep what changes, for Changes to take. A state that is only folded does not need it.
-func (s *State) Observe() { s.observed = true }
+func (s *State) Observe() { s.observed, s.former = true, map[string]events.Position{} }
 
 // Changes takes what the records applied since the last call have changed, in order.
 func (s *State) Changes() []Change {
@@ -81,13 +81,14 @@ func (s *State) noteRoom(room *Room, at events.Position, c Change) {
 	if !s.observed {
 		return
 	}
+	if s.formerAt != at {
+		clear(s.former)
+		s.formerAt = at
+	}
 	if before == at { // by an earlier change of the same record
-		for i := len(s.changes) - 1; i >= 0; i-- {
-			if other := &s.changes[i]; other.Room == room.ID && other.At == at {
-				before = other.Previous
-				break
-			}
-		}
+		before = s.former[room.ID]
+	} else {
+		s.former[room.ID] = before
 	}
 	c.At, c.Room, c.Previous = at, room.ID, before
 	s.note(c)

@@ -35,6 +35,8 @@ type State struct {
 
 	observed bool // Changes are wanted
 	changes  []Change
+	former   map[string]events.Position // versions before the record at formerAt, of the rooms that it has changed
+	formerAt events.Position
 }
 
 // New is the state before the first event.
