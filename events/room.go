@@ -16,7 +16,8 @@ const (
 // Seated reports whether one peer of a room at most can have the role.
 func (r Role) Seated() bool { return r == Host || r == Guest }
 
-// RoomOpened opens a room and pins it to the replica of the first join. The position is the pin's fencing token.
+// RoomOpened opens a room and pins it to the replica of the first join or, while that one drains, to another. The
+// position is the pin's fencing token.
 type RoomOpened struct {
 	Room     string `json:"room"`
 	Instance string `json:"instance"`

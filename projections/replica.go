@@ -73,9 +73,7 @@ func (s *State) replicaStarted(r events.Record, e events.ReplicaStarted) {
 		Started: r.Position, Understands: e.Understands,
 	}
 	s.slots[e.Slot] = Slot{Instance: e.Instance, Incarnation: e.Incarnation, Live: true}
-	for _, instance := range unhoused {
-		s.rehome(r, instance)
-	}
+	s.rehome(r, unhoused...)
 }
 
 func (s *State) replicaDraining(r events.Record, e events.ReplicaDraining) {

@@ -102,7 +102,13 @@ func (s *State) roomOpened(r events.Record, e events.RoomOpened) {
 	room := s.room(e.Room)
 	room.Open = true
 	room.Unheld = r.Time()
-	s.pin(room, e.Instance, r.Position)
+	owner := e.Instance
+	if here, ok := s.replicas[owner]; ok && here.Draining {
+		if to := s.homeOf(room); to != "" {
+			owner = to
+		}
+	}
+	s.pin(room, owner, r.Position)
 }
 
 // pin gives the room its owner.
@@ -271,9 +277,13 @@ func (s *State) connectionChanged(r events.Record, p *Peer) {
 	s.note(c)
 }
 
-// rehome moves the pins of an instance to others. Where there is none to move to they stay, until one starts.
-func (s *State) rehome(r events.Record, from string) {
-	pinned := slices.SortedFunc(maps.Values(s.pins[from]), func(a, b *Room) int { return cmp.Compare(a.ID, b.ID) })
+// rehome moves the pins of instances to others, each once. Where there is none to move to they stay, until one starts.
+func (s *State) rehome(r events.Record, from ...string) {
+	var pinned []*Room
+	for _, instance := range from {
+		pinned = slices.AppendSeq(pinned, maps.Values(s.pins[instance]))
+	}
+	slices.SortFunc(pinned, func(a, b *Room) int { return cmp.Compare(a.ID, b.ID) })
 	for _, room := range pinned {
 		if to := s.homeOf(room); to != "" {
 			s.pin(room, to, r.Position)
