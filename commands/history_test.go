@@ -204,3 +204,15 @@ func TestRandomHistories(t *testing.T) {
 		}
 	})
 }
+
+// must executes a command that prepares a test.
+func (h *history) must(t *testing.T, c Command) {
+	t.Helper()
+	d, err := c.Decide(h.state)
+	if err != nil {
+		t.Fatalf("%T: %v", c, err)
+	}
+	for _, e := range d.Events {
+		h.state.Apply(events.Record{Position: h.state.Position.Next(), Event: e})
+	}
+}
