@@ -98,7 +98,7 @@ type DrainReplica struct {
 }
 
 func (c DrainReplica) Decide(s *projections.State) (Decision, error) {
-	d := Decision{Reads: []events.Aggregate{events.IncarnationKey(c.Instance)}}
+	d := Decision{Reads: []events.Aggregate{events.IncarnationKey(c.Instance), events.ReplicasKey()}}
 	if live, ok := s.Replica(c.Instance); ok && live.Incarnation == c.Incarnation && !live.Draining {
 		d.Events = []events.Event{events.ReplicaDraining{Instance: c.Instance, Incarnation: c.Incarnation}}
 	}

@@ -138,9 +138,11 @@ func (c JoinRoom) Decide(s *projections.State) (Decision, error) {
 		}
 	} else {
 		d.Events = append(d.Events, events.RoomOpened{Room: c.Room, Instance: c.Instance})
-		if c.Remains != nil && room == nil {
+		if c.Remains != nil {
 			d.Reads = append(d.Reads, events.RoomKey(c.Room)) // what others set meanwhile stays
-			d.Events = append(d.Events, c.Remains.events(c)...)
+			if room == nil {
+				d.Events = append(d.Events, c.Remains.events(c)...)
+			}
 		}
 	}
 	if c.Role.Seated() && e.Was != c.Role {
