@@ -140,7 +140,7 @@ func (h *history) checkRooms() {
 		if (held == 0) == room.Unheld.IsZero() || (held == 0) == RoomDue(room, historyGraces).IsZero() {
 			h.Fatalf("%s is held by %d, and not since %s", room.ID, held, room.Unheld)
 		}
-		if len(room.Seats()) > historyLimits.PeersPerRoom {
+		if len(room.Seats()) > h.limits.orDefault().PeersPerRoom {
 			h.Fatalf("%s has %d peers", room.ID, len(room.Seats()))
 		}
 	}
@@ -153,7 +153,7 @@ func (h *history) checkRooms() {
 		if !slices.Equal(found, at[p.PeerID]) {
 			h.Fatalf("%v is in %v, and found in %v", p.PeerID, at[p.PeerID], found)
 		}
-		if len(found) > historyLimits.RoomsPerPeer {
+		if len(found) > h.limits.orDefault().RoomsPerPeer {
 			h.Fatalf("%v is in %v", p.PeerID, found)
 		}
 		if of := slices.Collect(s.PeersOf(p.User)); !slices.ContainsFunc(of, func(o projections.Peer) bool { return o == p }) || len(of) != s.PeerCount() {

@@ -21,6 +21,7 @@ import (
 type history struct {
 	failer
 	pick    func(n int, what string) int // a number from 0 to n-1
+	limits  RoomLimits
 	state   *projections.State
 	log     []events.Record
 	changes [][]string // of each record, as text, sorted
@@ -36,8 +37,9 @@ var historyGraces = Graces{
 	Peer: 10 * time.Second, RPC: 15 * time.Second, Recovery: time.Minute, Room: 5 * time.Second, Unused: 30 * time.Second,
 }
 
-// Small enough that histories reach them.
-var historyLimits = RoomLimits{PeersPerRoom: 3, RoomsPerPeer: 2, Settings: 24}
+// Small enough that histories reach them. A room that is near its limit decides joins in another way than one that is
+// not, so half of the histories have the defaults.
+var smallLimits = RoomLimits{PeersPerRoom: 3, RoomsPerPeer: 2, Settings: 24}
 
 func newHistory() *history {
 	h := &history{state: projections.New(), now: time.UnixMilli(scriptStart).UTC()}
@@ -50,6 +52,7 @@ func drawn(t *rapid.T) *history {
 	h := newHistory()
 	h.failer = t
 	h.pick = func(n int, what string) int { return rapid.IntRange(0, n-1).Draw(t, what) }
+	h.limits = []RoomLimits{{}, smallLimits}[h.pick(2, "limits")]
 	return h
 }
 
@@ -59,6 +62,7 @@ func seeded(t failer, seed int) *history {
 	h.failer = t
 	rng := rand.New(rand.NewPCG(uint64(seed), 0))
 	h.pick = func(n int, _ string) int { return rng.IntN(n) }
+	h.limits = []RoomLimits{{}, smallLimits}[seed%2]
 	return h
 }
 
@@ -195,7 +199,7 @@ func (h *history) command(s *projections.State, instance string) Command {
 		return UnregisterMethod{User: user, Peer: peer, Connection: connection, Method: method}
 	case what < 74:
 		c := JoinRoom{
-			User: user, Peer: peer, Connection: connection, Instance: instance, Room: room, Claims: Everything(), Limits: historyLimits,
+			User: user, Peer: peer, Connection: connection, Instance: instance, Room: room, Claims: Everything(), Limits: h.limits,
 			Role: []Role{Host, Guest, Member, Monitor}[h.pick(4, "role")], Name: []string{"", "n"}[h.pick(2, "name")],
 		}
 		if h.pick(8, "restore") == 0 {
@@ -217,10 +221,10 @@ func (h *history) command(s *projections.State, instance string) Command {
 		}
 		patch := json.RawMessage(fmt.Sprintf(`{"k%d":%s}`, h.pick(2, "key"), []string{"1", "2222222", "null"}[h.pick(3, "value")]))
 		if what < 92 {
-			return UpdateGuest{User: user, Peer: peer, Connection: connection, Room: room, Patch: patch, Expected: expected, Limits: historyLimits}
+			return UpdateGuest{User: user, Peer: peer, Connection: connection, Room: room, Patch: patch, Expected: expected, Limits: h.limits}
 		}
 		c := UpdateRoom{
-			User: user, Peer: peer, Connection: connection, Room: room, Patch: patch, Expected: expected, Limits: historyLimits,
+			User: user, Peer: peer, Connection: connection, Room: room, Patch: patch, Expected: expected, Limits: h.limits,
 			Claims: Everything(),
 		}
 		c.Claims.Untold = h.pick(2, "untold") == 0
