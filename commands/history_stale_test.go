@@ -3,7 +3,7 @@ package commands
 import (
 	"errors"
 	"fmt"
-	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -38,6 +38,7 @@ type decision struct {
 	by      string // instance
 	events  []events.Event
 	reads   map[events.Aggregate]events.Position
+	at      events.Position // of the state decided on
 	fence   events.Position // of the incarnation that decided; zero for none: it starts one
 }
 
@@ -90,7 +91,7 @@ func (c *cluster) decide(d *decider, command Command) {
 	if err != nil || len(out.Events) == 0 {
 		return
 	}
-	one := &decision{command: command, by: d.instance, events: out.Events, reads: map[events.Aggregate]events.Position{}}
+	one := &decision{command: command, by: d.instance, at: d.state.Position, events: out.Events, reads: map[events.Aggregate]events.Position{}}
 	for _, a := range out.Reads {
 		if c.drop == nil || !c.drop(command, a) {
 			one.reads[a] = d.state.Version(a)
@@ -121,11 +122,8 @@ func (c *cluster) compareAndAppend(one *decision) {
 	}
 	c.won++
 	now, err := one.command.Decide(c.state)
-	if _, unregisters := one.command.(UnregisterMethod); unregisters && err != nil {
-		now.Events, err = one.events, nil // a newer connection carries on the session that wanted it
-	}
-	if wants, connects := one.command.(ConnectPeer); connects && err == nil && wants.Recovery != "" {
-		now.Events = one.events // that a replica was lost, so that a session's window began, is not read: a later moment is all that it costs
+	if err == nil && c.excused(one, now.Events) || err != nil && unregisters(one.command) {
+		now.Events, err = one.events, nil
 	}
 	if err != nil {
 		c.Fatalf("%T is appended, and would be refused now: %v\n%+v", one.command, err, one.events)
@@ -135,6 +133,28 @@ func (c *cluster) compareAndAppend(one *decision) {
 	}
 	c.append(one.events)
 	c.check()
+}
+
+// unregisters: the session that wanted it is named in the event, and goes on over a newer connection.
+func unregisters(c Command) bool {
+	_, ok := c.(UnregisterMethod)
+	return ok
+}
+
+// excused are two decisions that do not read the roster, so that a loss of a replica which they do not know of makes
+// another difference than they decide. It costs no more than a moment: a session is recovered a little later than its
+// window allows, or what is due for a peer is done in two steps.
+func (c *cluster) excused(one *decision, now []events.Event) bool {
+	switch one.command.(type) {
+	case ConnectPeer:
+		e := one.events[0].(events.PeerConnected)
+		return e.Recovered && !one.at.Before(c.state.Version(events.PeerKey(e.User, e.Peer)))
+	case ExpirePeer:
+		return !slices.ContainsFunc(one.events, func(e events.Event) bool {
+			return !slices.ContainsFunc(now, func(o events.Event) bool { return fmt.Sprintf("%T%+v", o, o) == fmt.Sprintf("%T%+v", e, e) })
+		})
+	}
+	return false
 }
 
 // Replicas that are behind decide as if they were not, or lose: whatever is appended is what would have been decided
@@ -203,16 +223,32 @@ func kindOf(a events.Aggregate) string {
 	return kind
 }
 
-// Each check in a read set is there because a history goes wrong without it. What is left out in turn, of one kind of
-// command, is one kind of aggregate.
+// A history goes wrong when a check is left out: one kind of aggregate in one kind of command, or several which stand in
+// for each other. What is not here but read is either among those (a peer's seat changes with the peer itself), or is
+// read because the event ends it, and RoomKey is written by whatever could change it.
 func TestAHistoryGoesWrongWithoutEachCheck(t *testing.T) {
-	reads := map[string]bool{}
-	find(60, func(c Command, a events.Aggregate) bool {
-		reads[fmt.Sprintf("%T %s", c, kindOf(a))] = true
-		return false
-	})
-	for _, read := range slices.Sorted(maps.Keys(reads)) {
-		found := find(3000, func(c Command, a events.Aggregate) bool { return fmt.Sprintf("%T %s", c, kindOf(a)) == read })
-		t.Logf("%-45s %.150s", read, strings.ReplaceAll(found, "\n", " "))
+	cases := []string{
+		"JoinRoom peer", "JoinRoom room-open", "JoinRoom room-seat/host", "LeaveRoom peer", "CloseRoom peer", "ExpireRoom room",
+		"ExpirePeer peer", "ExpirePeer method", "UpdateRoom peer", "UpdateRoom room-open room-seat/host", "UpdateGuest peer",
+		"SetSetting settings", "RegisterMethod peer", "DisconnectPeer peer", "ConnectPeer peer", "StartReplica replicas",
+		"LoseReplica incarnation",
+	}
+	if os.Getenv("HOLDFAST_LONG") != "" { // their histories are rare
+		cases = append(cases, "JoinRoom room", "JoinRoom room-seat/guest", "LeaveRoom room-open", "CloseRoom room-open room-seat/host",
+			"ExpirePeer room-open", "UpdateRoom room-settings", "UpdateRoom room", "UpdateRoom replicas", "UpdateGuest room",
+			"UpdateGuest replicas", "UpdateGuest room-open room-seat/guest room-seat/host", "RegisterMethod method", "DrainReplica replicas")
+	}
+	for _, without := range cases {
+		t.Run(without, func(t *testing.T) {
+			t.Parallel()
+			words := strings.Fields(without)
+			found := find(4000, func(c Command, a events.Aggregate) bool {
+				return fmt.Sprintf("%T", c) == "commands."+words[0] && slices.Contains(words[1:], kindOf(a))
+			})
+			if found == "" {
+				t.Error("no history goes wrong")
+			}
+			t.Log(strings.ReplaceAll(found, "\n", " "))
+		})
 	}
 }

@@ -147,6 +147,9 @@ func (h *history) command(s *projections.State, instance string) Command {
 	room := fmt.Sprintf("R%d", 1+h.pick(3, "room"))
 	method := fmt.Sprintf("m%d", 1+h.pick(3, "method"))
 	p, known := s.Peer(projections.PeerID{User: user, Peer: peer})
+	if in := s.RoomsOf(p.PeerID); len(in) > 0 && h.pick(2, "own") == 0 {
+		room = in[h.pick(len(in), "room")].ID // where it can do something
+	}
 	connection := p.Connection
 	if !known || h.pick(12, "stale") == 0 {
 		connection = "C0000" // of the past
@@ -197,18 +200,21 @@ func (h *history) command(s *projections.State, instance string) Command {
 		}
 	case what < 44:
 		return UnregisterMethod{User: user, Peer: peer, Connection: connection, Method: method}
-	case what < 74:
+	case what < 68:
 		c := JoinRoom{
 			User: user, Peer: peer, Connection: connection, Instance: instance, Room: room, Claims: Everything(), Limits: h.limits,
 			Role: []Role{Host, Guest, Member, Monitor}[h.pick(4, "role")], Name: []string{"", "n"}[h.pick(2, "name")],
 		}
 		if h.pick(8, "restore") == 0 {
-			c.Remains = &Remains{Settings: `{"old":1}`, GuestState: `{"old":1}`}
+			c.Remains = &Remains{
+				Settings: `{"old":1}`, GuestState: `{"old":1}`,
+				PeerVersion: s.Version(events.PeerKey(user, peer)), OpenVersion: s.Version(events.RoomOpenKey(room)),
+			}
 		}
 		return c
-	case what < 81:
+	case what < 75:
 		return LeaveRoom{User: user, Peer: peer, Connection: connection, Room: room}
-	case what < 85:
+	case what < 83:
 		return CloseRoom{User: user, Peer: peer, Connection: connection, Room: room}
 	default:
 		expected := ""
