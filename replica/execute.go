@@ -187,9 +187,9 @@ type settled struct {
 // command in the log, never by repeating it blindly. With an error of store.ErrUnavailable it was not written;
 // with errUnsettled nobody knows.
 func (r *Replica) append(ctx context.Context, app store.Append, generation uint64, fence store.Fence) (store.Verdict, error) {
-	seen := make(chan struct{})
+	own := &awaited{left: len(app.Events), seen: make(chan struct{})}
 	r.mu.Lock()
-	r.causes[app.Command] = seen
+	r.causes[app.Command] = own
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
@@ -205,8 +205,8 @@ func (r *Replica) append(ctx context.Context, app store.Append, generation uint6
 	var s settled
 	select {
 	case s = <-p.done:
-	case <-early(seen, !r.st.Replicated()): // applied before the answer came, or although it was lost
-		return r.seenVerdict(), nil
+	case <-early(own.seen, !r.st.Replicated()): // applied before the answer came, or although it was lost
+		return own.verdict(), nil
 	case <-ctx.Done():
 		return store.Verdict{}, errUnsettled
 	}
@@ -217,16 +217,16 @@ func (r *Replica) append(ctx context.Context, app store.Append, generation uint6
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		err := r.CatchUp(ctx)
 		select {
-		case <-seen:
-			return r.seenVerdict(), r.confirm(ctx, generation)
+		case <-own.seen:
+			return own.verdict(), r.confirm(ctx, generation)
 		default:
 		}
 		if err == nil {
 			return store.Verdict{}, s.err // not written
 		}
 		select {
-		case <-seen:
-			return r.seenVerdict(), r.confirm(ctx, generation)
+		case <-own.seen:
+			return own.verdict(), r.confirm(ctx, generation)
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return store.Verdict{}, errUnsettled
@@ -234,9 +234,28 @@ func (r *Replica) append(ctx context.Context, app store.Append, generation uint6
 	}
 }
 
-// seenVerdict stands for an append whose events have been applied already.
-func (r *Replica) seenVerdict() store.Verdict {
-	return store.Verdict{Positions: []events.Position{r.position()}}
+// awaited is an own append until all its events have been applied.
+type awaited struct {
+	left int // events to be applied; guarded by Replica.mu
+	at   events.Position
+	seen chan struct{} // closed when at is that of the last event
+}
+
+// applied counts an event that was applied; true after the last one. The caller holds Replica.mu.
+func (a *awaited) applied(at events.Position) bool {
+	a.left--
+	if a.left > 0 {
+		return false
+	}
+	a.at = at
+	close(a.seen)
+	return true
+}
+
+// verdict stands for that of an append whose events have been applied already. Its position is that of its own last
+// event, not a later one that the replica shows by now: a client takes it for the version that its change has made.
+func (a *awaited) verdict() store.Verdict {
+	return store.Verdict{Positions: []events.Position{a.at}}
 }
 
 // appender groups waiting appends into one script call each; one call is under way at a time, so groups grow

@@ -180,8 +180,7 @@ func (r *Replica) ingest(records []events.Record) error {
 		}
 		r.state.Apply(rec)
 		r.recent.add(rec)
-		if seen, ok := r.causes[rec.Cause]; ok {
-			close(seen)
+		if own, ok := r.causes[rec.Cause]; ok && own.applied(rec.Position) {
 			delete(r.causes, rec.Cause)
 		}
 		fresh = append(fresh, rec)

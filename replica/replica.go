@@ -55,11 +55,11 @@ type Replica struct {
 	generation  uint64          // counts rebuilds: positions of different generations do not compare
 	moved       chan struct{}
 	recent      tokenRing
-	causes      map[ulid.ULID]chan struct{} // own appends whose entry has not been seen
-	former      int                         // generation that the replicas understood before a rebuild,
-	formerUntil time.Time                   // kept to until then
-	formerRooms formerRooms                 // what was known before a rebuild
-	deferred    error                       // why the log cannot be followed further; nil if it can
+	causes      map[ulid.ULID]*awaited // own appends whose entries have not all been seen
+	former      int                    // generation that the replicas understood before a rebuild,
+	formerUntil time.Time              // kept to until then
+	formerRooms formerRooms            // what was known before a rebuild
+	deferred    error                  // why the log cannot be followed further; nil if it can
 
 	life      atomic.Pointer[life] // the present incarnation; nil while starting
 	appends   chan *pending
@@ -120,7 +120,7 @@ func New(cfg Config, st *store.Store) *Replica {
 	cfg.Keeping.defaults()
 	r := &Replica{
 		cfg: cfg, st: st, log: cfg.Log.With().Str("instance", cfg.Instance).Logger(),
-		state: cfg.Base(), moved: make(chan struct{}), causes: map[ulid.ULID]chan struct{}{},
+		state: cfg.Base(), moved: make(chan struct{}), causes: map[ulid.ULID]*awaited{},
 		appends: make(chan *pending, maxWaiting), ready: make(chan struct{}), sessions: newSessions(),
 		pace: pace{tick: keeperTick, trim: trimEvery, sweep: sweepEvery, inboxAge: inboxAge},
 	}
