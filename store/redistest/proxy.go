@@ -21,6 +21,7 @@ type Proxy struct {
 	lose  []byte // the connection is cut after a request that holds this was forwarded; nil for none
 	lost  int
 	shut  bool
+	thaw  chan struct{} // closed when bytes may flow; nil while they do
 }
 
 // NewProxy starts a proxy to the server. It ends with the test.
@@ -34,6 +35,7 @@ func NewProxy(t testing.TB, s *Server) *Proxy {
 	p.group.Go(p.accept)
 	t.Cleanup(func() {
 		_ = l.Close()
+		p.Freeze(false)
 		p.Cut(true)
 		p.group.Wait()
 	})
@@ -62,6 +64,30 @@ func (p *Proxy) Cut(shut bool) {
 	p.shut = shut
 	for c := range p.conns {
 		_ = c.Close()
+	}
+}
+
+// Freeze holds back all that comes, in both directions, until it is called with false: then it arrives, late. That is
+// how a process that stands still, or a network that does, looks from the other side.
+func (p *Proxy) Freeze(frozen bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case frozen && p.thaw == nil:
+		p.thaw = make(chan struct{})
+	case !frozen && p.thaw != nil:
+		close(p.thaw)
+		p.thaw = nil
+	}
+}
+
+// pass waits until bytes may flow.
+func (p *Proxy) pass() {
+	p.mu.Lock()
+	thaw := p.thaw
+	p.mu.Unlock()
+	if thaw != nil {
+		<-thaw
 	}
 }
 
@@ -126,6 +152,7 @@ func (c *pair) requests() {
 			c.losing = true
 			c.mu.Unlock()
 		}
+		c.p.pass()
 		if _, err := c.server.Write(buf[:n]); err != nil {
 			return
 		}
@@ -149,6 +176,7 @@ func (c *pair) replies() {
 			c.p.mu.Unlock()
 			return
 		}
+		c.p.pass()
 		if _, err := c.client.Write(buf[:n]); err != nil {
 			return
 		}
