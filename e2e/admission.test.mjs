@@ -1,15 +1,12 @@
 // Who gets in, and as whom.
 import assert from 'node:assert/strict';
-import { createHmac, randomBytes } from 'node:crypto';
 import { call, Clients, drop, fresh, get, online, suite, waitFor } from './harness.mjs';
+import { b64, newKey, now, sign } from './token.mjs';
 
-const key = randomBytes(32).toString('hex');
-const b64 = (value) => Buffer.from(typeof value === 'string' ? value : JSON.stringify(value)).toString('base64url');
-const now = () => Math.floor(Date.now() / 1000);
+const key = newKey();
 const issued = [];
-function token(claims, { with: secret = key, alg = 'HS256' } = {}) {
-  const head = `${b64({ alg, typ: 'JWT' })}.${b64({ exp: now() + 600, ...claims })}`;
-  const made = `${head}.${alg === 'none' ? '' : createHmac('sha256', secret).update(head).digest('base64url')}`;
+function token(claims, { with: secret = key, alg } = {}) {
+  const made = sign(secret, claims, alg);
   issued.push(made);
   return made;
 }
