@@ -2,11 +2,13 @@
 import assert from 'node:assert/strict';
 import { ask, fresh, waitFor } from './harness.mjs';
 
-// listen writes down what the server pushes from now on, in order, as {event, ...body}.
+// listen writes down what the server pushes from now on, in order, as {event, ...body}, and where the client may have
+// missed something, as {missed: true}: its connection ended, or it left a room.
 export function listen(socket) {
   const heard = [];
   socket.heard = heard;
   socket.onAny((event, body) => heard.push({ event, ...body }));
+  socket.on('disconnect', () => heard.push({ missed: true }));
   return socket;
 }
 
@@ -34,7 +36,15 @@ export async function refused(code, socket, event, body) {
 }
 
 export const join = (socket, room, role, more = {}) => fine(socket, 'room-join', { room, role, ...more });
+export async function leave(socket, id) {
+  await fine(socket, 'room-leave', { room: id });
+  socket.heard.push({ missed: true, room: id });
+}
+
 export const room = async (socket, id) => (await fine(socket, 'room-get', { room: id })).room;
+// shows waits until the client's replica shows the room as the probe wants it: what another one has acknowledged may be
+// a moment away.
+export const shows = (socket, id, probe) => waitFor(`${socket.peer} sees it`, async () => { const state = await room(socket, id); return probe(state) && state; });
 export const card = (state, name) => state.peers.find((p) => p.peer === name);
 export const newRoom = () => fresh('room');
 
@@ -53,15 +63,19 @@ export const later = (a, b) => {
   return ams === bms ? as > bs : ams > bms;
 };
 
-// chained: each push names the version that the one before it had, and those of one event share both.
-export function chained(messages, what) {
-  for (let n = 1; n < messages.length; n++) {
-    const [a, b] = [messages[n - 1], messages[n]];
-    if (b.version === a.version) assert.equal(b.previous, a.previous, `${what}: ${JSON.stringify([a, b])}`);
-    else {
-      assert.equal(b.previous, a.version, `${what} has a gap: ${JSON.stringify([a, b])}`);
-      assert.ok(later(b.version, a.version), `${what} goes back: ${JSON.stringify([a, b])}`);
+// chained: each push to a client names the version that the one before it had, and those of one event share both.
+export function chained(socket, id) {
+  let a;
+  for (const b of socket.heard) {
+    if (b.missed && (b.room ?? id) === id) a = undefined;
+    if (b.room !== id || !roomEvents.includes(b.event)) continue;
+    const pair = () => `${socket.peer}: ${JSON.stringify([a, b])}`;
+    if (a && b.version === a.version) assert.equal(b.previous, a.previous, pair());
+    else if (a) {
+      assert.equal(b.previous, a.version, `a gap for ${pair()}`);
+      assert.ok(later(b.version, a.version), `backwards for ${pair()}`);
     }
+    a = b;
   }
 }
 
@@ -73,7 +87,7 @@ export async function agree(clients, id) {
     states = await Promise.all(clients.map((c) => room(c, id)));
     return states.every((s) => JSON.stringify(s) === JSON.stringify(states[0])) && clients.every((c) => told(c, id).at(-1)?.version === states[0].version);
   }).catch((err) => assert.fail(`${err.message}\n${JSON.stringify(states, null, 1)}\n${JSON.stringify(clients.map((c) => told(c, id).at(-1)), null, 1)}`));
-  for (const c of clients) chained(told(c, id), c.peer);
+  for (const c of clients) chained(c, id);
   owned(states[0]);
   return states[0];
 }
