@@ -184,7 +184,7 @@ func (a *Audience) tellWatchers(touched map[string]*projections.Change) {
 			if room := s.Room(id); room != nil {
 				body = appendRoom(body, s, room, true)
 			} else {
-				body = append(body, closedSummary(s, c)...)
+				body = append(body, closedSummary(c)...)
 			}
 			body = append(body, '}')
 		})

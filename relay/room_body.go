@@ -91,13 +91,11 @@ func appendRoom(b []byte, s *projections.State, room *projections.Room, summary 
 	return append(b, '}')
 }
 
-// closedSummary is what watchers get of a room that is no more.
-func closedSummary(s *projections.State, c *projections.Change) []byte {
+// closedSummary is what watchers get of a room that is no more. Like one that is not open yet, it has no owner.
+func closedSummary(c *projections.Change) []byte {
 	b := appendText(nil, `{"id":`, c.Room)
 	b = appendPosition(b, `,"version":`, c.At)
-	b = append(b, `,"open":false,`...)
-	b = appendOwner(b, s, c.Owner)
-	return append(b, `,"peerCount":0,"peers":[]}`...)
+	return append(b, `,"open":false,"peerCount":0,"peers":[]}`...)
 }
 
 // notice is what a room is told of a change; the name is empty when it is told nothing.
