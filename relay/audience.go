@@ -225,7 +225,9 @@ func (a *Audience) Summaries(session *replica.Session, after string, limit int) 
 		slices.Sort(names)
 		if len(names) > limit {
 			names = names[:limit]
-			next = names[limit-1]
+			if limit > 0 {
+				next = names[limit-1]
+			}
 		}
 		rooms = append(rooms, '[')
 		for i, name := range names {
