@@ -66,17 +66,17 @@ func mask(name, value string) string {
 	return value
 }
 
-// logSettings writes one line with every setting that is not a default.
+// logSettings writes one line with every setting, its value and where that came from.
 func logSettings(log zerolog.Logger, settings []setting) {
 	e := log.Info()
 	n := 0
 	for _, s := range settings {
+		e = e.Str("--"+s.name, s.value+" ("+s.source+")")
 		if s.source != "default" {
-			e = e.Str("--"+s.name, s.value+" ("+s.source+")")
 			n++
 		}
 	}
-	e.Msgf("%d settings are not at their defaults", n)
+	e.Msgf("settings; %d are not at their defaults", n)
 }
 
 // newLogger makes the one logger of the process.

@@ -1,7 +1,7 @@
 // The command line: what starts, what does not, and what is said about it.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { binary, call, cleanEnv, Clients, fresh, freePort, get, noFailure, online, Process, root, suite, waitFor, workdir } from './harness.mjs';
 
@@ -18,13 +18,15 @@ async function run(args, env = {}) {
   }
 }
 
-scenario('serve without a Redis ends at once with code 2, and names the flag and the variable', async () => {
+scenario('S2.1 serve without a Redis ends at once with code 2, and names the flag and the variable', async () => {
   const listen = `127.0.0.1:${await freePort()}`;
   for (const [args, env] of [
     [['serve', '--insecure', '--listen', listen], {}],
     [['serve', '--listen', listen], { HOLDFAST_INSECURE: 'true' }],
     [['serve', '--insecure', '--listen', listen], { HOLDFAST_REDIS: '' }],
     [['serve', '--listen', listen], {}],
+    // Set, and taken away again by the layer above.
+    [['serve', '--insecure', '--redis', '', '--listen', listen], { HOLDFAST_REDIS: 'redis://127.0.0.1:6379' }],
   ]) {
     const began = performance.now();
     const { code, output } = await run(args, env);
@@ -32,6 +34,100 @@ scenario('serve without a Redis ends at once with code 2, and names the flag and
     assert.match(output, /--redis/);
     assert.match(output, /HOLDFAST_REDIS/);
     assert.ok(performance.now() - began < 3000, 'at once');
+  }
+});
+
+scenario('S2.1 doctor finds before a deployment that the Redis is missing, out of reach, or keeps nothing', async (x) => {
+  const missing = await run(['doctor']);
+  assert.equal(missing.code, 2, missing.output);
+  for (const name of [/--redis/, /HOLDFAST_REDIS/]) assert.match(missing.output, name);
+  const nobody = await run(['doctor', '--redis', `redis://127.0.0.1:${await freePort()}`]);
+  assert.equal(nobody.code, 1, nobody.output);
+  const good = await run(['doctor'], { HOLDFAST_REDIS: x.cluster.redis.url });
+  assert.equal(good.code, 0, good.output);
+  assert.equal(await x.cluster.redis.reply('CONFIG SET maxmemory-policy allkeys-lru'), '+OK');
+  try {
+    const bad = await run(['doctor', '--redis', x.cluster.redis.url]);
+    assert.equal(bad.code, 1, bad.output);
+    assert.match(bad.output, /BAD .*allkeys-lru/);
+  } finally {
+    await x.cluster.redis.reply('CONFIG SET maxmemory-policy noeviction');
+  }
+});
+
+// environments are those of the compose file's replicas, by service.
+function environments() {
+  const found = {};
+  let service;
+  for (const line of readFileSync(join(root, 'docker-compose.yml'), 'utf8').split('\n')) {
+    const [, name] = line.match(/^  (\S+):$/) ?? [];
+    if (name) service = name;
+    const [, key, value] = line.match(/^      (HOLDFAST_\w+): "?([^"]*)"?$/) ?? [];
+    if (key) (found[service] ??= {})[key] = value;
+  }
+  return found;
+}
+
+scenario('S2.1 the compose file names every setting that serve requires: as it is a replica starts, without one it says which', async (x) => {
+  const all = environments();
+  assert.ok(Object.keys(all).length >= 2, JSON.stringify(all));
+  for (const env of Object.values(all)) {
+    const port = await freePort();
+    const here = { ...env, HOLDFAST_REDIS: x.cluster.redis.url, HOLDFAST_NAMESPACE: fresh('compose'), HOLDFAST_LISTEN: `127.0.0.1:${port}` };
+    assert.ok(env.HOLDFAST_REDIS && env.HOLDFAST_NAMESPACE && env.HOLDFAST_INSTANCE && env.HOLDFAST_ADVERTISE);
+    const replica = await x.cluster.replica(env.HOLDFAST_INSTANCE);
+    Object.assign(replica, { args: ['serve'], env: here, url: `http://127.0.0.1:${port}` });
+    try {
+      await replica.again();
+    } finally {
+      await replica.kill();
+    }
+    for (const name of ['HOLDFAST_REDIS', 'HOLDFAST_INSECURE']) {
+      const { code, output } = await run(['serve'], { ...here, [name]: '' });
+      assert.equal(code, 2, output);
+      assert.ok(output.includes(name), output);
+    }
+  }
+});
+
+scenario('S2.2 a replica logs every setting with where it came from, and its store; secrets are masked', async (x) => {
+  const replica = await x.cluster.replica(fresh('shows'), { insecure: false, 'room-grace': '7s' });
+  const secret = 'a secret of the tokens, long enough';
+  replica.env = { HOLDFAST_TOKEN_KEY: secret, HOLDFAST_PEER_GRACE: '8s', HOLDFAST_ROOM_GRACE: '9s' };
+  try {
+    await replica.again();
+    const lines = replica.log.split('\n').filter(Boolean).map((l) => JSON.parse(l));
+    const shown = lines.find((l) => l['--redis']);
+    assert.equal(shown['--redis'], `${x.cluster.redis.url} (flag)`);
+    assert.equal(shown['--room-grace'], '7s (flag)', 'the flag wins over the variable');
+    assert.equal(shown['--peer-grace'], '8s (environment)');
+    assert.equal(shown['--rpc-grace'], '10s (default)');
+    assert.equal(shown['--token-key'], '*** (environment)');
+    // Every flag that the help lists.
+    const help = await run(['serve', '--help']);
+    const flags = [...help.output.matchAll(/^\s+(?:-\w, )?(--[a-z-]+)/gm)].map((m) => m[1]).filter((f) => f !== '--help' && f !== '--version');
+    assert.ok(flags.length > 30, help.output);
+    for (const flag of flags) assert.match(shown[flag] ?? '', / \((flag|environment|default)\)$/, flag);
+    assert.ok(!replica.log.includes(secret));
+  } finally {
+    await replica.kill();
+  }
+});
+
+scenario('S2.2 nothing makes a cluster of one that has no Redis: serve has no memory mode, and dev says that it is one', async () => {
+  const listen = `127.0.0.1:${await freePort()}`;
+  for (const redis of ['memory', 'memory://', 'memory://local', 'embedded', 'none', 'false', ' ', 'redis://', '127.0.0.1']) {
+    const { code, output } = await run(['serve', '--insecure', '--listen', listen, '--patience', '1s'], { HOLDFAST_REDIS: redis });
+    assert.equal(code, 2, `${redis}: code ${code}\n${output}`);
+    assert.match(output, /--redis/, redis);
+  }
+  const port = await freePort();
+  const dev = new Process('dev', await binary(), ['dev', '--listen', `127.0.0.1:${port}`], { env: { HOLDFAST_REDIS: 'redis://127.0.0.1:1' } }).start();
+  try {
+    await waitFor('it is ready', async () => { assert.ok(dev.alive, dev.log); return (await get(`http://127.0.0.1:${port}/readyz`)).status === 200; });
+    assert.match(dev.log, /embedded/i);
+  } finally {
+    await dev.kill();
   }
 });
 
