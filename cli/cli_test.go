@@ -37,6 +37,7 @@ func TestWrongSettingsEndAtOnceAndSayWhatToDo(t *testing.T) {
 		{[]string{"serve", "--redis", redis, "--token-key", "short"}, []string{"--token-key", "16 bytes"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--listen", "8080"}, []string{"--listen"}},
 		{[]string{"serve", "--redis", "http://example", "--insecure"}, []string{"--redis", "rediss://"}},
+		{[]string{"serve", "--redis", "redis://:6379", "--insecure"}, []string{"--redis", "host"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--namespace", "a:b"}, []string{"--namespace"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--drain", "-1s"}, []string{"--drain"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--instance", "a b"}, []string{"--instance"}},

@@ -203,6 +203,10 @@ func parseURL(s string) (rueidis.ClientOption, error) {
 	default:
 		return rueidis.ClientOption{}, errors.New("the Redis URL must begin with redis://, rediss:// or unix://")
 	}
+	// A host left out would stand for this machine: more likely it is a variable that was not set.
+	if u.Scheme != "unix" && u.Hostname() == "" {
+		return rueidis.ClientOption{}, errors.New("the Redis URL names no host (want redis://host:port)")
+	}
 	option, err := rueidis.ParseURL(s)
 	if err != nil {
 		problem := strings.TrimPrefix(err.Error(), "redis: ")
