@@ -116,7 +116,7 @@ scenario('S2.2 a replica logs every setting with where it came from, and its sto
 
 scenario('S2.2 nothing makes a cluster of one that has no Redis: serve has no memory mode, and dev says that it is one', async () => {
   const listen = `127.0.0.1:${await freePort()}`;
-  for (const redis of ['memory', 'memory://', 'memory://local', 'embedded', 'none', 'false', ' ', 'redis://', '127.0.0.1']) {
+  for (const redis of ['memory', 'memory://', 'memory://local', 'embedded', 'none', 'false', ' ', 'redis://', 'redis://:6379', '127.0.0.1']) {
     const { code, output } = await run(['serve', '--insecure', '--listen', listen, '--patience', '1s'], { HOLDFAST_REDIS: redis });
     assert.equal(code, 2, `${redis}: code ${code}\n${output}`);
     assert.match(output, /--redis/, redis);

@@ -1,6 +1,6 @@
 // Who is in a room: joins, moves, comings and goings, while every replica lives.
 import assert from 'node:assert/strict';
-import { ask, drop, LONG, online, sleep, suite, vanish, waitFor } from './harness.mjs';
+import { ask, drop, LONG, sleep, suite, vanish, waitFor } from './harness.mjs';
 import { agree, card, chained, fine, hears, join, leave, neverEmpty, newRoom, owned, peer, peers, refused, room, shows, story, told } from './rooms.mjs';
 
 const peerGrace = 2000;
