@@ -272,6 +272,7 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 	r.deferred = nil
 	r.generation++
 	r.head = events.Position{}
+	r.leasedUntil, r.leasedFrom = time.Time{}, events.Position{} // positions of the former log mean nothing
 	r.recent = f.recent
 	r.announce()
 	r.mu.Unlock()

@@ -124,6 +124,7 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 	r.offset.Store(int64(b.Now.Sub(sent.Add(took / 2))))
 	r.lastBeat.Store(now.UnixNano())
 	r.noteHead(b.Head.Position)
+	r.leaseRenewed(sent, b.Head.Position)
 	r.metrics.InboxDepth.Store(b.Lag)
 	// An answer that was long under way says that the others' beats may have been held up as well.
 	if r.healthy.Load() == 0 || took > r.cfg.LeaseTTL/4 {

@@ -60,6 +60,8 @@ type Replica struct {
 	formerUntil time.Time              // kept to until then
 	formerRooms formerRooms            // what was known before a rebuild
 	deferred    error                  // why the log cannot be followed further; nil if it can
+	leasedUntil time.Time              // by this machine's clock; zero when that must be found out anew
+	leasedFrom  events.Position        // the log's head when the lease was taken up
 
 	life      atomic.Pointer[life] // the present incarnation; nil while starting
 	appends   chan *pending
@@ -74,9 +76,11 @@ type Replica struct {
 	readyOnce sync.Once
 	listeners []Listener
 	metrics   Metrics
+	owner     *owner // nil when nothing is attached
 	keeper    keeper
-	pace      pace // changed by tests alone
-	careless  bool // set by tests alone: appends compare no versions
+	keeps     atomic.Bool // the keeper's place was this replica's when it last asked
+	pace      pace        // changed by tests alone
+	careless  bool        // set by tests alone: appends compare no versions
 	digests   digests
 }
 
@@ -196,6 +200,9 @@ func (r *Replica) ReadyError() error {
 // Run starts the replica and keeps it going until ctx ends; then it ends its incarnation cleanly. After it
 // was fenced it starts anew by itself. It returns nil after a clean end.
 func (r *Replica) Run(ctx context.Context) error {
+	if r.owner != nil {
+		defer r.owner.run()()
+	}
 	for {
 		l, err := r.boot(ctx)
 		if err != nil {
@@ -206,6 +213,7 @@ func (r *Replica) Run(ctx context.Context) error {
 		}
 		err = r.live(ctx, l)
 		r.life.Store(nil)
+		r.endTenure()
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
@@ -247,6 +255,9 @@ func (r *Replica) live(ctx context.Context, l *life) error {
 		return err
 	}
 	r.life.Store(l)
+	if r.owner != nil {
+		r.owner.resume()
+	}
 	start(r.beat)
 	start(r.readInbox)
 	start(r.actOnDue)
