@@ -26,6 +26,8 @@ import (
 //	                                                bytes; expires until its manifest is in the list
 //	{ns}:keeper                             string  <instance>:<incarnation> of the replica that writes snapshots,
 //	                                                trims and tidies; expires with its lease
+//	{ns}:hook                               hash    room → <ms> <instance>:<incarnation> <record>: until when who
+//	                                                tells the room hook of it ("0 -": nobody), and what that was told
 //	{ns.0}:inbox:<instance>:<incarnation>   stream  messages to one incarnation; ids are <epoch>-<n> with the
 //	                                                time of the incarnation's ULID as epoch and n dense;
 //	                                                one field m; an empty m fills a number and says nothing
@@ -41,6 +43,7 @@ type keys struct {
 	log, versions, lease        string
 	layout, layoutLock          string
 	snapshots, snapshot, keeper string
+	hook                        string
 	inbox, call, ack            string
 }
 
@@ -58,6 +61,7 @@ func newKeys(namespace string) keys {
 		snapshots:  control + "snapshots",
 		snapshot:   control + "snapshot:",
 		keeper:     control + "keeper",
+		hook:       control + "hook",
 		inbox:      data + "inbox:",
 		call:       data + "call:",
 		ack:        data + "ack:",
