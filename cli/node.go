@@ -35,6 +35,7 @@ type nodeConfig struct {
 	Wire      transport.Options
 	Rooms     transport.Rooms
 	Base      func() *projections.State // as in replica.Config
+	Hook      transport.RoomHookConfig
 	Log       zerolog.Logger
 	Admin     *admin // nil for none
 	// Open connects to the store; it is tried again while the store is unavailable.
@@ -107,6 +108,11 @@ func (n *node) Run(ctx context.Context) error {
 	clients := transport.NewServer(n.cfg.Wire, gate)
 	n.cfg.Admin.watch(rep)
 	metrics.Watch(rep, rel, clients)
+	var hook *transport.RoomHook
+	if n.cfg.Hook.URL != "" {
+		hook = transport.NewRoomHook(rep, n.cfg.Hook)
+		metrics.WatchHook(hook)
+	}
 	set(transport.Routes(rep, gate, metrics, clients))
 
 	// The replica outlives its clients: their ends are recorded by it.
@@ -121,6 +127,11 @@ func (n *node) Run(ctx context.Context) error {
 	trimEnded := make(chan struct{})
 	go func() { trimMemory(relayLife, clients, rep); close(trimEnded) }()
 	defer func() { endRelay(); <-trimEnded }()
+	if hook != nil {
+		hookEnded := make(chan struct{})
+		go func() { hook.Run(relayLife); close(hookEnded) }()
+		defer func() { endRelay(); <-hookEnded }()
+	}
 
 	select {
 	case err = <-served:

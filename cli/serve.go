@@ -33,30 +33,37 @@ type ServeCmd struct {
 
 // Limits are the settings that serve and dev share.
 type Limits struct {
-	Paths          []string      `default:"/socket.io/,/v1/updates" help:"Paths on which clients connect."`
-	Origins        []string      `help:"Origins that browsers may connect from, such as https://app.example.com; * is any. Default: only the server's own."`
-	MaxPayload     int           `default:"1000000" help:"Largest message of a client, in bytes."`
-	OutboxBytes    int           `default:"4194304" help:"Bytes that may wait for one client; one that reads more slowly is closed."`
-	OutboxMessages int           `default:"10000" help:"Messages that may wait for one client."`
-	PingInterval   time.Duration `default:"25s" help:"Time between the pings to a client."`
-	PingTimeout    time.Duration `default:"20s" help:"Time for a client's answer to a ping."`
-	PeerGrace      time.Duration `default:"10s" help:"How long a peer that is away is not gone."`
-	RoomGrace      time.Duration `default:"5s" help:"How long a room stays open after its last host, guest or member has left."`
-	RoomUnused     time.Duration `default:"24h" help:"How long the settings of a room are kept that nobody joins."`
-	RPCGrace       time.Duration `name:"rpc-grace" env:"HOLDFAST_RPC_GRACE" default:"10s" help:"How long calls to a daemon that is away are held."`
-	LateAck        time.Duration `default:"10s" help:"How long after a daemon's return its answers to earlier requests are waited for."`
-	RecoveryWindow time.Duration `default:"2m" help:"How long after its end a connection can be recovered."`
-	MaxRoomPeers   int           `default:"10000" help:"Peers that one room may have."`
-	MaxPeerRooms   int           `default:"100" help:"Rooms that one peer may be in."`
-	MaxRoomState   int           `default:"65536" help:"Largest settings of a room, and largest guest state, in bytes."`
-	MaxMeta        int           `default:"16384" help:"Largest meta of a peer in a room, in bytes."`
-	EmitPolicy     []string      `sep:";" placeholder:"EVENT=ROLE,..." help:"Roles that alone may send an event to a room, such as mute-all=host,guest. ambient-noise-alert=host is built in. Several: repeat it, or separate by semicolons."`
-	Patience       time.Duration `default:"5s" help:"How long a request waits for the log before it fails with STORE_UNAVAILABLE."`
-	SnapshotEvents int           `default:"10000" help:"Events after which a snapshot of the state is due, so that starts are fast."`
-	SnapshotEvery  time.Duration `default:"5m" help:"Time after which one is due if anything has happened."`
-	Retain         time.Duration `default:"24h" help:"How long events stay in the log. Those that a snapshot or a replica needs stay longer."`
-	RetainMemory   int64         `default:"0" help:"Bytes that the log may take in Redis; then events stay for less than --retain. 0 is any."`
-	ForgetReplica  time.Duration `default:"1h" help:"How long after its end a replica's place in the log is kept."`
+	Paths           []string      `default:"/socket.io/,/v1/updates" help:"Paths on which clients connect."`
+	Origins         []string      `help:"Origins that browsers may connect from, such as https://app.example.com; * is any. Default: only the server's own."`
+	MaxPayload      int           `default:"1000000" help:"Largest message of a client, in bytes."`
+	OutboxBytes     int           `default:"4194304" help:"Bytes that may wait for one client; one that reads more slowly is closed."`
+	OutboxMessages  int           `default:"10000" help:"Messages that may wait for one client."`
+	PingInterval    time.Duration `default:"25s" help:"Time between the pings to a client."`
+	PingTimeout     time.Duration `default:"20s" help:"Time for a client's answer to a ping."`
+	PeerGrace       time.Duration `default:"10s" help:"How long a peer that is away is not gone."`
+	RoomGrace       time.Duration `default:"5s" help:"How long a room stays open after its last host, guest or member has left."`
+	RoomUnused      time.Duration `default:"24h" help:"How long the settings of a room are kept that nobody joins."`
+	RPCGrace        time.Duration `name:"rpc-grace" env:"HOLDFAST_RPC_GRACE" default:"10s" help:"How long calls to a daemon that is away are held."`
+	LateAck         time.Duration `default:"10s" help:"How long after a daemon's return its answers to earlier requests are waited for."`
+	RecoveryWindow  time.Duration `default:"2m" help:"How long after its end a connection can be recovered."`
+	MaxRoomPeers    int           `default:"10000" help:"Peers that one room may have."`
+	MaxPeerRooms    int           `default:"100" help:"Rooms that one peer may be in."`
+	MaxRoomState    int           `default:"65536" help:"Largest settings of a room, and largest guest state, in bytes."`
+	MaxMeta         int           `default:"16384" help:"Largest meta of a peer in a room, in bytes."`
+	EmitPolicy      []string      `sep:";" placeholder:"EVENT=ROLE,..." help:"Roles that alone may send an event to a room, such as mute-all=host,guest. ambient-noise-alert=host is built in. Several: repeat it, or separate by semicolons."`
+	RoomHook        string        `placeholder:"URL" help:"HTTP server that is told when this replica becomes the owner of a room, and when rooms end or move: docs/operations.md, The room hook."`
+	RoomHookKey     string        `placeholder:"KEY" help:"Secret that signs these calls, 16 bytes at least. Required with --room-hook."`
+	RoomHookTimeout time.Duration `default:"5s" help:"How long one of these calls may take before it is tried again."`
+	Patience        time.Duration `default:"5s" help:"How long a request waits for the log before it fails with STORE_UNAVAILABLE."`
+	SnapshotEvents  int           `default:"10000" help:"Events after which a snapshot of the state is due, so that starts are fast."`
+	SnapshotEvery   time.Duration `default:"5m" help:"Time after which one is due if anything has happened."`
+	Retain          time.Duration `default:"24h" help:"How long events stay in the log. Those that a snapshot or a replica needs stay longer."`
+	RetainMemory    int64         `default:"0" help:"Bytes that the log may take in Redis; then events stay for less than --retain. 0 is any."`
+	ForgetReplica   time.Duration `default:"1h" help:"How long after its end a replica's place in the log is kept."`
+}
+
+func (l Limits) hook() transport.RoomHookConfig {
+	return transport.RoomHookConfig{URL: l.RoomHook, Key: l.RoomHookKey, Timeout: l.RoomHookTimeout}
 }
 
 func (l Limits) keeping() replica.Keeping {
@@ -110,6 +117,9 @@ func (l Limits) check() error {
 	if _, err := commands.ParseEmitPolicy(l.EmitPolicy); err != nil {
 		return usageError{fmt.Sprintf("--emit-policy: %v", err)}
 	}
+	if err := l.hook().Check(); err != nil {
+		return usageError{err.Error()}
+	}
 	for _, p := range l.Paths {
 		if !strings.HasPrefix(p, "/") {
 			return usageError{fmt.Sprintf("--paths %q: a path begins with /", p)}
@@ -132,8 +142,8 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 	}
 	log := newLogger(out.stderr, c.LogLevel, c.LogFormat)
 	logSettings(log, out.settings)
-	wire := c.wire()
-	wire.Log = log
+	wire, hook := c.wire(), c.hook()
+	wire.Log, hook.Log = log, log
 	if c.Insecure {
 		log.Warn().Msg("--insecure: clients name their user themselves")
 	}
@@ -145,7 +155,7 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 	n, err := newNode(nodeConfig{
 		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,
 		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain, Keeping: c.keeping(),
-		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Rooms: c.rooms(), Log: log, Admin: adm,
+		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Rooms: c.rooms(), Hook: hook, Log: log, Admin: adm,
 		Open: func() (*store.Store, error) {
 			return store.Open(store.Options{URL: c.Redis, Namespace: c.Namespace, Replicated: c.Durability == "replicated"})
 		},

@@ -62,6 +62,15 @@ func mask(name, value string) string {
 			return "***"
 		}
 		return u.Redacted()
+	case name == "room-hook":
+		u, err := url.Parse(value)
+		if err != nil {
+			return "***"
+		}
+		if u.RawQuery != "" {
+			u.RawQuery = "***"
+		}
+		return u.Redacted()
 	}
 	return value
 }

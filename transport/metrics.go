@@ -2,6 +2,7 @@ package transport
 
 import (
 	"encoding/binary"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,6 +52,28 @@ func (m *Metrics) CallDone(outcome string, took time.Duration) {
 // Watch adds the figures of one replica.
 func (m *Metrics) Watch(rep *replica.Replica, rel *relay.Relay, srv *Server) {
 	m.Registry.MustRegister(&collector{rep: rep, relay: rel, server: srv})
+}
+
+// WatchHook adds those of its room hook.
+func (m *Metrics) WatchHook(h *RoomHook) { m.Registry.MustRegister(hookCollector{h}) }
+
+type hookCollector struct{ hook *RoomHook }
+
+var (
+	descHookCalls   = desc("room_hook_calls_total", "Calls to the room hook that ended, by event and outcome.", "event", "outcome")
+	descHookWaiting = desc("room_hook_waiting", "Rooms of which the room hook has to be told something.")
+)
+
+// Describe sends nothing: the set depends on what happened.
+func (hookCollector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads the figures.
+func (c hookCollector) Collect(ch chan<- prometheus.Metric) {
+	ch <- prometheus.MustNewConstMetric(descHookWaiting, prometheus.GaugeValue, float64(c.hook.waiting()))
+	c.hook.call.counts.outcomes.Each(func(name string, n uint64) {
+		event, outcome, _ := strings.Cut(name, " ")
+		ch <- prometheus.MustNewConstMetric(descHookCalls, prometheus.CounterValue, float64(n), event, outcome)
+	})
 }
 
 type collector struct {
