@@ -79,11 +79,8 @@ type pace struct{ tick, trim, sweep, inboxAge time.Duration }
 func (r *Replica) keep(ctx context.Context, l *life) error {
 	tick := time.NewTicker(r.pace.tick)
 	defer tick.Stop()
-	defer r.keeps.Store(false)
 	for {
-		held, err := r.st.Keep(ctx, l.inbox, keeperTTL)
-		r.keeps.Store(err == nil && held)
-		if err == nil && held {
+		if held, err := r.st.Keep(ctx, l.inbox, keeperTTL); err == nil && held {
 			if err := r.keepOnce(ctx, l); err != nil && ctx.Err() == nil {
 				r.log.Warn().Err(err).Msg("could not keep the log; trying again")
 			}

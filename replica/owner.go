@@ -120,9 +120,6 @@ func (r *Replica) Fence() (f store.Fence, in store.Inbox, ok bool) {
 	return r.fence(l), l.inbox, true
 }
 
-// Keeps reports whether this replica had the keeper's place when it last asked. Two may think so for a moment.
-func (r *Replica) Keeps() bool { return r.keeps.Load() }
-
 // owner brings what a RoomWork was told into line with what the log says, room by room: it compares the two and does
 // not follow single events, so an ownership that began and ended meanwhile is passed over.
 type owner struct {

@@ -78,9 +78,8 @@ type Replica struct {
 	metrics   Metrics
 	owner     *owner // nil when nothing is attached
 	keeper    keeper
-	keeps     atomic.Bool // the keeper's place was this replica's when it last asked
-	pace      pace        // changed by tests alone
-	careless  bool        // set by tests alone: appends compare no versions
+	pace      pace // changed by tests alone
+	careless  bool // set by tests alone: appends compare no versions
 	digests   digests
 }
 

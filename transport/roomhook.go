@@ -61,7 +61,7 @@ const (
 	maxHookBackoff = 10 * time.Second
 	// maxOwnBackoff bounds the pause while the store is away, or another replica is telling of the room.
 	maxOwnBackoff = time.Second
-	// hookSweepEvery is how often the keeper looks for rooms whose end nobody tells.
+	// hookSweepEvery is how often one replica looks for rooms whose end nobody tells.
 	hookSweepEvery = 10 * time.Second
 )
 
@@ -70,7 +70,8 @@ const (
 // hookRecord.
 //
 // A former owner says nothing any more of a room that has moved; its next owner tells that end before its own
-// beginning. The end of a room that was closed is told by the owner it had, or by the keeper if that is gone.
+// beginning. The end of a room that was closed is told by the owner it had, or by the first of the
+// live replicas if that is gone.
 type RoomHook struct {
 	rep    *replica.Replica
 	log    zerolog.Logger
@@ -120,7 +121,7 @@ func NewRoomHook(rep *replica.Replica, cfg RoomHookConfig) *RoomHook {
 	return h
 }
 
-// Run looks for what nobody tells, as long as this replica is the keeper, until ctx ends. Then it ends the calls that
+// Run looks for what nobody tells, as long as it is this replica's turn, until ctx ends. Then it ends the calls that
 // are under way and returns; what has not been told is for the others, or the next start.
 func (h *RoomHook) Run(ctx context.Context) {
 	root, cancel := context.WithCancel(context.Background())
@@ -132,7 +133,7 @@ func (h *RoomHook) Run(ctx context.Context) {
 	for {
 		select {
 		case <-tick.C:
-			if h.rep.Keeps() && h.rep.Leased() {
+			if h.rep.Leased() && h.first() {
 				if err := h.sweep(ctx); err != nil && ctx.Err() == nil {
 					h.log.Debug().Err(err).Msg("look for rooms whose end the room hook was not told")
 				}
@@ -385,6 +386,18 @@ func (h *RoomHook) works() {
 		h.log.Info().Int("failures", h.down).Msg("the room hook answers again")
 		h.down = 0
 	}
+}
+
+// first says whether this replica's name is the first of those that live. Two that disagree about it do no harm: a
+// room's record lets one at a time speak.
+func (h *RoomHook) first() (first bool) {
+	h.rep.View(func(s *projections.State) {
+		first = true
+		for o := range s.Replicas() {
+			first = first && o.Instance >= h.rep.Instance()
+		}
+	})
+	return first
 }
 
 // sweep finds rooms that have ended and whose end nobody tells: because their owner has died, or was passed over. A
