@@ -293,8 +293,11 @@ func (h *RoomHook) tell(ctx context.Context, f hookFact, told *hookCall) (open *
 		return nil, errHookNotNow
 	}
 	raw, held, err := h.rep.Store().TakeHook(ctx, f.Room, who, fence, h.call.timeout+hookMargin)
-	if err != nil || held > 0 {
-		return nil, errors.Join(errHookHeld, err)
+	if err != nil {
+		return nil, err
+	}
+	if held > 0 {
+		return nil, errHookHeld
 	}
 	r := readHookRecord(raw)
 	if r.empty() && told != nil {
