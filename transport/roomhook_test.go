@@ -499,3 +499,40 @@ func TestRoomHookSignature(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
+
+// While one replica's call is under way, no other speaks of that room.
+func TestRoomHookHasOneSpeaker(t *testing.T) {
+	onHookStores(t, func(t *testing.T, open func() *store.Store) {
+		s := newHookServer(t)
+		a, b := startHooked(t, "a", open(), s), startHooked(t, "b", open(), s)
+		pa, pb := a.connect("pa"), b.connect("pb")
+		a.join(pa, "r")
+		s.wants("r", "opened a")
+		stall := make(chan struct{})
+		s.answer(0, stall)
+		a.leave(pa, "r")
+		a.untilClosed("r")
+		b.untilClosed("r")
+		for end := time.Now().Add(patience); s.count() < 2 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		b.join(pb, "r")
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			b.hook.mu.Lock()
+			tried := b.hook.rooms["r"] != nil && b.hook.rooms["r"].failures > 0
+			b.hook.mu.Unlock()
+			if tried || s.count() > 2 {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal("b does not try")
+			}
+		}
+		if n := s.count(); n != 2 {
+			t.Errorf("%d calls came, while the second one was under way", n)
+		}
+		s.answer(0, nil)
+		close(stall)
+		s.wants("r", "opened a", "closed a", "opened b")
+	})
+}
