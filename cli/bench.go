@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"time"
@@ -19,6 +20,7 @@ var ErrBenchErrors = errors.New("bench: there were errors, see the report")
 type BenchCmd struct {
 	RPC     BenchRPCCmd     `cmd:"" name:"rpc" help:"Measure RPC calls between clients of one or more servers: calls per second and latency."`
 	Connect BenchConnectCmd `cmd:"" name:"connect" help:"Open many idle connections: connections per second and the server's memory for each."`
+	Rooms   BenchRoomsCmd   `cmd:"" name:"rooms" help:"Let many peers join rooms: joins per second, latency, conflicts, and who hears of it. With --hold also how long rooms are without an owner that was killed meanwhile."`
 }
 
 // BenchRPCCmd is `bench rpc`.
@@ -75,6 +77,38 @@ func (c *BenchConnectCmd) Run(ctx context.Context) error {
 		URLs: c.URL, Path: c.Path, User: c.User, Token: c.Token,
 		Connections: c.Connections, Rate: c.Rate, Parallel: c.Parallel, Hold: c.Hold,
 		PID: c.PID, Progress: hammer.Terminal(),
+	})
+	if err != nil {
+		return err
+	}
+	return writeBench(report, c.JSON, c.FailOnError)
+}
+
+// BenchRoomsCmd is `bench rooms`.
+type BenchRoomsCmd struct {
+	URL         []string      `name:"url" required:"" placeholder:"URL" help:"Server to connect to, e.g. http://127.0.0.1:4001. Repeat it: the peers of a room connect to them in turn."`
+	Path        string        `default:"/socket.io/" help:"Path of the Socket.IO endpoint."`
+	User        string        `default:"bench-" help:"The peers of a room are one user: this and a number, sent as auth.user; those of a single room are a user each. For servers that run insecure."`
+	Token       string        `env:"HOLDFAST_BENCH_TOKEN" help:"JWT of all peers, sent as auth.token. They are then all of one user and hear of each other's presence, too."`
+	Room        string        `help:"Name of the room; of several, what their names begin with. Default: one that no other run has."`
+	Rooms       int           `default:"1" help:"Rooms."`
+	Peers       int           `short:"n" default:"100" help:"Peers of each room. More than about 28,000 to one address need more local ports than most systems give."`
+	Role        string        `enum:",host,guest,member,monitor" default:"" help:"Role of all peers. Default: in each room the first is host, the second guest, the others are members."`
+	Rate        float64       `default:"0" help:"Joins per second, in any order. Latency then counts from the time a join was due. 0: all at once."`
+	Parallel    int           `default:"64" help:"Connections that may be in the making at one time."`
+	Timeout     time.Duration `default:"30s" help:"Timeout of one join."`
+	Settle      time.Duration `default:"30s" help:"How long the peers wait, after the last join, for the events that tell them of each other."`
+	Hold        time.Duration `default:"0s" help:"How long they stay then, such as to kill a server; the report tells how long it took until every room had another owner."`
+	JSON        bool          `name:"json" help:"Write the report as JSON."`
+	FailOnError bool          `help:"Exit with code 1 if a peer could not connect or join, or its room did not hear of it."`
+}
+
+// Run measures and writes the report to standard output.
+func (c *BenchRoomsCmd) Run(ctx context.Context) error {
+	report, err := hammer.RunRooms(ctx, hammer.RoomsOptions{
+		URLs: c.URL, Path: c.Path, User: c.User, Token: c.Token, Room: c.Room, Rooms: c.Rooms, Peers: c.Peers, Role: c.Role,
+		Rate: c.Rate, Parallel: c.Parallel, Timeout: c.Timeout, Settle: c.Settle, Hold: c.Hold, Progress: hammer.Terminal(),
+		Joined: func() { fmt.Fprintln(os.Stderr, "all have joined") },
 	})
 	if err != nil {
 		return err

@@ -1,7 +1,8 @@
 // Package hammer puts load on a realtime server and measures it. It speaks stock
 // Socket.IO and only the events that any server of this kind has, so the same run
 // can be made against another one. It never looks inside a server: all it reports
-// is what a client sees, and the memory of a process it is told of.
+// is what a client sees, what a server publishes of itself at /metrics, and the
+// memory of a process it is told of.
 package hammer
 
 import (

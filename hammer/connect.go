@@ -113,25 +113,30 @@ type connectBench struct {
 
 func (b *connectBench) open(ctx context.Context) {
 	o := b.options
+	inTurn(ctx, o.Connections, o.Parallel, o.Rate, func(i int) { b.dial(ctx, i) })
+}
+
+// inTurn does n things, so many at one time and so many a second at most (0: any). It ends early with ctx.
+func inTurn(ctx context.Context, n, parallel int, perSecond float64, do func(i int)) {
 	limit := rate.Inf
-	if o.Rate > 0 {
-		limit = rate.Limit(o.Rate)
+	if perSecond > 0 {
+		limit = rate.Limit(perSecond)
 	}
 	pace := rate.NewLimiter(limit, 1)
 	var next atomic.Int64
-	var dialers sync.WaitGroup
-	for range min(o.Parallel, o.Connections) {
-		dialers.Go(func() {
+	var workers sync.WaitGroup
+	for range min(parallel, n) {
+		workers.Go(func() {
 			for {
 				i := int(next.Add(1)) - 1
-				if i >= o.Connections || pace.Wait(ctx) != nil {
+				if i >= n || pace.Wait(ctx) != nil {
 					return
 				}
-				b.dial(ctx, i)
+				do(i)
 			}
 		})
 	}
-	dialers.Wait()
+	workers.Wait()
 }
 
 func (b *connectBench) dial(ctx context.Context, i int) {
@@ -156,19 +161,15 @@ func (b *connectBench) dial(ctx context.Context, i int) {
 }
 
 // close ends the connections, few at a time: each one is a task for the server.
-func (b *connectBench) close() {
-	var next atomic.Int64
-	var closers sync.WaitGroup
-	for range min(b.options.Parallel, len(b.clients)) {
-		closers.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(b.clients)); i = next.Add(1) - 1 {
-				if b.clients[i] != nil {
-					b.clients[i].Close()
-				}
-			}
-		})
-	}
-	closers.Wait()
+func (b *connectBench) close() { closeInTurn(b.clients, b.options.Parallel) }
+
+// closeInTurn closes those that are there, so many at one time.
+func closeInTurn(clients []*Client, parallel int) {
+	inTurn(context.Background(), len(clients), parallel, 0, func(i int) {
+		if clients[i] != nil {
+			clients[i].Close()
+		}
+	})
 }
 
 // dialCode names what went wrong with a connection.

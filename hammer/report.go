@@ -70,6 +70,47 @@ func (r ConnectReport) WriteText(w io.Writer) error {
 	return err
 }
 
+// Failed reports whether a peer could not connect or join, or was not seen in its room.
+func (r RoomsReport) Failed() bool {
+	return r.Connected < r.Rooms*r.Peers || r.Joins.Errors > 0 || r.Seen < r.Rooms*r.Peers || r.Notices.Received < r.Notices.Expected
+}
+
+// WriteText writes the report for people.
+func (r RoomsReport) WriteText(w io.Writer) error {
+	pace := "all at once"
+	if r.Rate > 0 {
+		pace = fmt.Sprintf("%.0f joins/s wanted", r.Rate)
+	}
+	total := r.Rooms * r.Peers
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "%s\n%d rooms of %d peers, %s, %d of %d connected\n", strings.Join(r.URLs, " "), r.Rooms, r.Peers, pace, r.Connected, total)
+	j := r.Joins
+	fmt.Fprintf(&text, "%d joined in %.2f s, %.0f joins/s, %d errors: p50 %.2f ms, p95 %.2f ms, p99 %.2f ms, max %.2f ms\n",
+		j.Calls, j.Seconds, j.CallsPerSecond, j.Errors, j.Latency.P50, j.Latency.P95, j.Latency.P99, j.Latency.Max)
+	fmt.Fprintf(&text, "the rooms show %d of %d peers\n", r.Seen, total)
+	n := r.Notices
+	fmt.Fprintf(&text, "peer-joined: %d of %d came, the last %.2f s after the first join\n", n.Received, n.Expected, n.Seconds)
+	if s := r.Servers; s != nil {
+		const mib = 1 << 20
+		fmt.Fprintf(&text, "%d conflicts, %.4f per join\n", s.Conflicts, s.ConflictsPerJoin)
+		fmt.Fprintf(&text, "servers' memory: %.1f MiB connected, %.1f MiB joined, %.1f KiB per room\n", float64(s.MemoryConnected)/mib,
+			float64(s.MemoryJoined)/mib, float64(s.MemoryJoined-s.MemoryConnected)/1024/float64(r.Rooms))
+	} else {
+		text.WriteString("conflicts and memory: the servers do not tell them at /metrics\n")
+	}
+	if r.Lost > 0 {
+		fmt.Fprintf(&text, "%d connections were lost\n", r.Lost)
+	}
+	if m := r.Moves; m != nil {
+		fmt.Fprintf(&text, "%d rooms got another owner within %.2f s, %d told every peer once; since the first lost connection: p50 %.0f ms, p99 %.0f ms, max %.0f ms\n",
+			m.Rooms, m.SpanSeconds, m.Once, m.SinceLost.P50, m.SinceLost.P99, m.SinceLost.Max)
+	}
+	text.WriteString(failureLines("connect", r.ErrorsByCode))
+	text.WriteString(failureLines("join", j.ErrorsByCode))
+	_, err := text.WriteTo(w)
+	return err
+}
+
 // failureLines names each code and how often it came, in the order of the codes.
 func failureLines(name string, byCode map[string]uint64) string {
 	var lines strings.Builder
