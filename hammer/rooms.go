@@ -137,6 +137,9 @@ func (o RoomsOptions) validate() error {
 	return nil
 }
 
+// crowd is from how many peers on a room makes so many events that this process reads them by many at a time.
+const crowd = 100
+
 type roomsBench struct {
 	options   RoomsOptions
 	peers     []roomPeer // those of one room stand together
@@ -220,8 +223,12 @@ func (b *roomsBench) dial(ctx context.Context, i int) {
 	if o.Token != "" {
 		auth["token"] = o.Token
 	}
+	buffer := 512
+	if o.Peers > crowd {
+		buffer = sharedReadBuffer
+	}
 	c, err := Dial(ctx, o.URLs[i%o.Peers%len(o.URLs)], auth, Options{
-		Path: o.Path, ReadBuffer: 512,
+		Path: o.Path, ReadBuffer: buffer,
 		Handlers: map[string]Handler{
 			"peer-joined": func([]json.RawMessage, Ack) {
 				b.notices.Add(1)
