@@ -21,6 +21,9 @@ type Audience struct {
 	rooms    map[string]map[projections.PeerID]*replica.Session
 	users    map[string]map[projections.PeerID]*replica.Session
 	watchers map[*replica.Session]struct{}
+
+	crowding sync.Mutex // guards crowded
+	crowded  encoded
 }
 
 // NewAudience makes the audience of a replica's clients and makes it a listener. Only before the replica runs.
@@ -42,6 +45,9 @@ func (a *Audience) Applied([]events.Record) {}
 
 // Rebuilt looks anew who is where.
 func (a *Audience) Rebuilt() {
+	a.crowding.Lock()
+	a.crowded = encoded{} // else it would keep the former state
+	a.crowding.Unlock()
 	sessions := a.rep.Sessions()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -241,16 +247,54 @@ func (a *Audience) Summaries(session *replica.Session, after string, limit int) 
 	return version, rooms, next
 }
 
-// Room is a room as its peers see it, with whether it is pinned to this replica; false when there is none.
+// crowd is from how many peers on a room's encoding is kept for others who ask for it in the same state: when many
+// join at a time, each gets an answer that names all.
+const crowd = 64
+
+// encoded is a room as it was encoded last, and in which state. The body is not changed.
+type encoded struct {
+	state *projections.State
+	at    events.Position
+	room  string
+	body  []byte
+}
+
+// Room is a room as its peers see it, with whether it is pinned to this replica; false when there is none. The body is
+// not to be changed.
 func (a *Audience) Room(id string) (body []byte, here, ok bool) {
 	a.rep.View(func(s *projections.State) {
 		room := s.Room(id)
-		if ok = room != nil; ok {
-			here = room.Open && room.Owner == a.rep.Instance()
+		if ok = room != nil; ok && len(room.Seats()) < crowd {
+			here = a.owns(room)
 			body = appendRoom(nil, s, room, false)
 		}
 	})
+	if ok && body == nil {
+		return a.crowdedRoom(id)
+	}
 	return body, here, ok
+}
+
+// crowdedRoom is Room of a large one. Those who ask while it is encoded wait for that.
+func (a *Audience) crowdedRoom(id string) (body []byte, here, ok bool) {
+	a.crowding.Lock()
+	defer a.crowding.Unlock()
+	a.rep.View(func(s *projections.State) {
+		room := s.Room(id)
+		if ok = room != nil; !ok {
+			return
+		}
+		here = a.owns(room)
+		if k := &a.crowded; k.state != s || k.at != s.Position || k.room != id {
+			*k = encoded{state: s, at: s.Position, room: id, body: appendRoom(make([]byte, 0, len(k.body)+len(k.body)/8), s, room, false)}
+		}
+		body = a.crowded.body
+	})
+	return body, here, ok
+}
+
+func (a *Audience) owns(room *projections.Room) bool {
+	return room.Open && room.Owner == a.rep.Instance()
 }
 
 // RoomVersion is the version of a room; zero when there is none.
