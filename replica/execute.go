@@ -69,7 +69,10 @@ func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Res
 	id := ulid.Make()
 	caughtUp := false
 	pause := 50 * time.Millisecond
+	var changing change
+	defer func() { r.changing.end(&changing) }()
 	for try := 0; try < maxTries; {
+		r.changing.end(&changing) // only now: what it lost against, if it did, has been applied
 		d, app, generation, err := r.decide(c, id)
 		var refusal *commands.Refusal
 		// That nothing needs to change is trusted only on the newest state: what was so may be so no longer.
@@ -87,6 +90,15 @@ func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Res
 		}
 		if err != nil {
 			return Result{Decision: d}, err
+		}
+		var other change
+		if changing, other = r.changing.begin(app); other.done != nil {
+			select {
+			case <-other.done:
+			case <-ctx.Done():
+				return Result{}, errUnsettled
+			}
+			continue
 		}
 		fence := r.fence(l)
 		verdict, err := r.append(ctx, app, generation, fence)

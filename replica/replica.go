@@ -65,6 +65,7 @@ type Replica struct {
 
 	life      atomic.Pointer[life] // the present incarnation; nil while starting
 	appends   chan *pending
+	changing  changing
 	barriers  barrier
 	sessions  *sessions
 	due       dueQueue
