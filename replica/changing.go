@@ -24,13 +24,13 @@ type change struct {
 }
 
 // begin notes what the append is about to change, until end. If it was decided on what another one is about to change,
-// that one is returned instead, and nothing is noted: nobody waits while others wait for him.
-func (c *changing) begin(app store.Append) (mine, other change) {
+// the end of that is returned instead, and nothing is noted: nobody waits while others wait for him.
+func (c *changing) begin(app store.Append) (mine change, before <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, check := range app.Checks {
 		if done := c.by[check.Aggregate]; done != nil {
-			return change{}, change{done: done}
+			return change{}, done
 		}
 	}
 	for _, check := range app.Checks {
@@ -39,7 +39,7 @@ func (c *changing) begin(app store.Append) (mine, other change) {
 		}
 	}
 	if len(mine.of) == 0 {
-		return change{}, change{}
+		return change{}, nil
 	}
 	mine.done = make(chan struct{})
 	if c.by == nil {
@@ -48,7 +48,7 @@ func (c *changing) begin(app store.Append) (mine, other change) {
 	for _, a := range mine.of {
 		c.by[a] = mine.done
 	}
-	return mine, change{}
+	return mine, nil
 }
 
 func touches(all []events.Event, a events.Aggregate) bool {

@@ -73,7 +73,7 @@ func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Res
 	defer func() { r.changing.end(&changing) }()
 	for try := 0; try < maxTries; {
 		r.changing.end(&changing) // only now: what it lost against, if it did, has been applied
-		d, app, generation, err := r.decide(c, id)
+		d, app, generation, before, err := r.decide(c, id, &changing)
 		var refusal *commands.Refusal
 		// That nothing needs to change is trusted only on the newest state: what was so may be so no longer.
 		unsure := d.Doubt || errors.As(err, &refusal) && refusal.Doubt || err == nil && len(d.Events) == 0
@@ -91,10 +91,9 @@ func (r *Replica) execute(ctx context.Context, c commands.Command, l *life) (Res
 		if err != nil {
 			return Result{Decision: d}, err
 		}
-		var other change
-		if changing, other = r.changing.begin(app); other.done != nil {
+		if before != nil {
 			select {
-			case <-other.done:
+			case <-before:
 			case <-ctx.Done():
 				return Result{}, errUnsettled
 			}
@@ -168,12 +167,14 @@ func (r *Replica) awaitFence(ctx context.Context, l *life, refused store.Fence) 
 	return err
 }
 
-// decide runs the command on the present state and notes the versions that it read.
-func (r *Replica) decide(c commands.Command, id ulid.ULID) (commands.Decision, store.Append, uint64, error) {
+// decide runs the command on the present state and notes the versions that it read. What it is to change is noted in
+// mine in the same view of the state: a change that has ended shows in what is decided, and one that has not is waited
+// for. before is the end of that, or nil.
+func (r *Replica) decide(c commands.Command, id ulid.ULID, mine *change) (d commands.Decision, app store.Append, generation uint64, before <-chan struct{}, err error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	d, err := c.Decide(r.state)
-	app := store.Append{Command: id, Events: d.Events}
+	d, err = c.Decide(r.state)
+	app = store.Append{Command: id, Events: d.Events}
 	for _, a := range d.Reads {
 		app.Checks = append(app.Checks, store.Check{Aggregate: a, Version: r.state.Version(a)})
 	}
@@ -183,7 +184,10 @@ func (r *Replica) decide(c commands.Command, id ulid.ULID) (commands.Decision, s
 	if r.careless {
 		app.Checks = nil
 	}
-	return d, app, r.generation, err
+	if err == nil && len(app.Events) > 0 {
+		*mine, before = r.changing.begin(app)
+	}
+	return d, app, r.generation, before, err
 }
 
 // pending is an append that waits for its turn.

@@ -83,7 +83,9 @@ func TestAnOlderReplicaThatJoinsMeanwhileIsAConflict(t *testing.T) {
 	a := start(t, "a", st)
 	session := a.connect("p")
 	c := commands.RegisterMethod{User: "u", Peer: "p", Connection: session.Connection, Method: "m"}
-	_, app, _, err := a.decide(c, ulid.Make())
+	var mine change
+	_, app, _, _, err := a.decide(c, ulid.Make(), &mine)
+	a.changing.end(&mine)
 	if err != nil || app.Generation != events.Generation {
 		t.Fatalf("decided for generation %d, %v", app.Generation, err)
 	}
@@ -95,7 +97,9 @@ func TestAnOlderReplicaThatJoinsMeanwhileIsAConflict(t *testing.T) {
 	if c := verdicts[0].Conflict; c == nil || c.Aggregate != events.ReplicasKey() {
 		t.Errorf("%+v, want a conflict at the roster", verdicts[0])
 	}
-	if _, app, _, err = a.decide(c, ulid.Make()); err != nil || app.Generation != events.First {
+	_, app, _, _, err = a.decide(c, ulid.Make(), &mine)
+	a.changing.end(&mine)
+	if err != nil || app.Generation != events.First {
 		t.Errorf("decided anew for generation %d, %v", app.Generation, err)
 	}
 	for _, check := range app.Checks {
