@@ -350,7 +350,7 @@ func (b *roomsBench) awaitNotices(ctx context.Context, r RoomsReport) Notices {
 		time.Sleep(noticesPause)
 	}
 	n.Received = b.notices.Load()
-	n.Seconds = (time.Duration(b.noticed.Load()) - b.began).Seconds()
+	n.Seconds = max(time.Duration(b.noticed.Load())-b.began, 0).Seconds()
 	return n
 }
 
