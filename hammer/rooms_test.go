@@ -32,6 +32,9 @@ func (l *lobby) handle(p *peer) {
 	l.users[string(p.auth)]++
 	l.mu.Unlock()
 	p.each(func(packet socketio.Packet) {
+		if packet.Type != socketio.Event {
+			return
+		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		name, args, _ := socketio.SplitEvent(packet.Data)

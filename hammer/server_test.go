@@ -31,6 +31,10 @@ func serve(t *testing.T, handle func(p *peer)) string {
 	var handlers sync.WaitGroup
 	upgrader := websocket.Upgrader{}
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !websocket.IsWebSocketUpgrade(r) { // it tells no figures of itself
+			http.NotFound(w, r)
+			return
+		}
 		handlers.Add(1)
 		defer handlers.Done()
 		ws, err := upgrader.Upgrade(w, r, nil)
