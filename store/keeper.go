@@ -35,7 +35,7 @@ const scanPage = 1000
 func (s *Store) Inboxes(ctx context.Context) ([]Inbox, error) {
 	const op = "inboxes"
 	found := map[Inbox]bool{}
-	pattern := globEscape.Replace(s.keys.inbox) + "*"
+	pattern := globEscape.Replace(s.keys.inboxes(0)) + "*"
 	for _, node := range s.client.Nodes() {
 		for cursor := uint64(0); ; {
 			bounded, cancel := s.bounded(ctx)
@@ -49,7 +49,7 @@ func (s *Store) Inboxes(ctx context.Context) ([]Inbox, error) {
 				return nil, malformed(op, err)
 			}
 			for _, key := range page.Elements {
-				instance, incarnation, ok := strings.Cut(strings.TrimPrefix(key, s.keys.inbox), ":")
+				instance, incarnation, ok := strings.Cut(strings.TrimPrefix(key, s.keys.inboxes(0)), ":")
 				if ok {
 					found[Inbox{Instance: instance, Incarnation: incarnation}] = true
 				}

@@ -9,7 +9,8 @@ import (
 )
 
 // The keys of a namespace ns. Everything under {ns} shares one slot of a Redis Cluster, everything under
-// {ns.0} another one, so that messages and the log may live on different nodes.
+// {ns.0} another one, so that messages and the log may live on different nodes. Channels are spread over the
+// partitions {ns.0}, {ns.1}, …; N below is the number of one.
 //
 //	{ns}:log                                stream  the log. One entry for each event, its fields:
 //	                                                t type, s schema, u token (ULID), p token of the entry
@@ -18,7 +19,7 @@ import (
 //	{ns}:versions                           hash    aggregate → position of its last event;
 //	                                                @head → position and token of the last entry of the log
 //	{ns}:layout                             hash    version of the layout of all keys; oldest: the least version
-//	                                                that a program must know
+//	                                                that a program must know; partitions: how many there are
 //	{ns}:layout-lock                        string  who changes the layout; expires
 //	{ns}:lease:<instance>                   string  the incarnation that lives; expires with its lease
 //	{ns}:snapshots                          list    manifests of the snapshots (JSON), the newest first
@@ -28,9 +29,20 @@ import (
 //	                                                trims and tidies; expires with its lease
 //	{ns}:hook                               hash    room → <ms> <instance>:<incarnation> <record>: until when who
 //	                                                tells the room hook of it ("0 -": nobody), and what that was told
-//	{ns.0}:inbox:<instance>:<incarnation>   stream  messages to one incarnation; ids are <epoch>-<n> with the
+//	{ns.N}:inbox:<instance>:<incarnation>   stream  messages to one incarnation; ids are <epoch>-<n> with the
 //	                                                time of the incarnation's ULID as epoch and n dense;
 //	                                                one field m; an empty m fills a number and says nothing
+//	{ns.N}:meta                             hash    of the partition: epoch, 8 hex digits that are made anew when it
+//	                                                has lost something; seq of the last message; base, seq when
+//	                                                the epoch began
+//	{ns.N}:channel:<name>                   stream  history of a channel: ids are <seq>-0, one field m; expires
+//	{ns.N}:state:<name>                     hash    of that history: bytes, about; trimmed, up to which seq messages
+//	                                                are not in it any more; expires with it
+//	{ns.N}:interest:<name>                  set     <epoch of its inbox> <instance>:<incarnation> of those whose inbox
+//	                                                gets the channel's messages
+//	{ns.N}:session:<pid>                    hash    name of each channel that the session has → seq after which it
+//	                                                gets its messages; @epoch, which those are of; expires unless
+//	                                                it is renewed
 //	{ns.0}:call:<user>:<id>                 hash    a repeatable call: o owner's instance, i its incarnation,
 //	                                                m method, t target, d "1" when done, r result,
 //	                                                j<joiner> one field for each joiner
@@ -44,13 +56,14 @@ type keys struct {
 	layout, layoutLock          string
 	snapshots, snapshot, keeper string
 	hook                        string
-	inbox, call, ack            string
+	call, ack                   string
+	data                        string // prefix of the partitions, without number and end
 }
 
 const headField = "@head"
 
 func newKeys(namespace string) keys {
-	control, data := "{"+namespace+"}:", "{"+namespace+".0}:"
+	control, data := "{"+namespace+"}:", "{"+namespace+".0}:" // calls are in partition 0
 	return keys{
 		control:    control,
 		layout:     control + "layout",
@@ -62,9 +75,9 @@ func newKeys(namespace string) keys {
 		snapshot:   control + "snapshot:",
 		keeper:     control + "keeper",
 		hook:       control + "hook",
-		inbox:      data + "inbox:",
 		call:       data + "call:",
 		ack:        data + "ack:",
+		data:       "{" + namespace + ".",
 	}
 }
 
@@ -74,7 +87,13 @@ func (k keys) snapshotOf(id string) string { return k.snapshot + id }
 
 func (k keys) leaseOf(instance string) string { return k.lease + instance }
 
-func (k keys) inboxOf(in Inbox) string { return k.inbox + in.Instance + ":" + in.Incarnation }
+func (k keys) inboxOf(in Inbox) string {
+	return k.inboxes(in.Partition) + in.Instance + ":" + in.Incarnation
+}
+
+func (k keys) partition(p int) string { return k.data + strconv.Itoa(p) + "}:" }
+
+func (k keys) inboxes(p int) string { return k.partition(p) + "inbox:" }
 
 // The id comes last and is therefore unambiguous as it is.
 func (k keys) callOf(key CallKey) string {

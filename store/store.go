@@ -93,6 +93,7 @@ type Head struct {
 type Inbox struct {
 	Instance    string
 	Incarnation string // ULID
+	Partition   int    // an incarnation has one in each; calls go through that of partition 0
 }
 
 // Message is one entry of an inbox. Seq counts from the inbox's creation without holes; a hole is a loss.

@@ -1,0 +1,478 @@
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+var (
+	//go:embed channel_mark.lua
+	channelMarkSource string
+	//go:embed channel_publish.lua
+	channelPublishSource string
+	//go:embed channel_subscribe.lua
+	channelSubscribeSource string
+
+	channelPublishScript   = rueidis.NewLuaScript(channelMarkSource + channelPublishSource)
+	channelSubscribeScript = rueidis.NewLuaScript(channelMarkSource + channelSubscribeSource)
+)
+
+const (
+	// MaxPublish is how many messages one call of Publish takes. The script holds up everything else in Redis.
+	MaxPublish = 128
+	// ChannelByte begins each channel message in an inbox: it is followed by the 8 hex digits of the epoch, the
+	// sequence in decimal, a space, and the body that was published.
+	ChannelByte = 0x20
+	// EpochLength is that of an epoch, in hex digits.
+	EpochLength = 8
+
+	epochField = "@epoch"
+)
+
+// Mark is a place in a partition: the sequence of a message, in the epoch in which it was given.
+type Mark struct {
+	Epoch string
+	Seq   uint64
+}
+
+// Known is what the caller of a script knows of the partition. A partition that is behind it has lost messages: it
+// goes on under a new epoch.
+type Known struct {
+	Mark
+	Broken bool // the caller has seen the sequence go back in this epoch
+}
+
+func (k Known) args() []string {
+	var epoch [EpochLength / 2]byte
+	_, _ = rand.Read(epoch[:])
+	broken := ""
+	if k.Broken {
+		broken = "1"
+	}
+	return []string{hex.EncodeToString(epoch[:]), k.Epoch, strconv.FormatUint(k.Seq, 10), broken}
+}
+
+// Publication is a message to a channel. The body must say by itself how long it is: an inbox joins messages.
+type Publication struct {
+	Channel string
+	Body    []byte
+}
+
+// Histories says what the channels' histories keep.
+type Histories struct {
+	Messages int           // so many at least, of each channel
+	Bytes    int           // so many at most, about, of each channel; goes before Messages
+	Life     time.Duration // after the channel's last message
+	Session  time.Duration // how long a session's record lasts after it was last renewed
+}
+
+// PartitionOf is the partition of a channel.
+func PartitionOf(channel string, partitions int) int {
+	if partitions <= 1 {
+		return 0
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(channel))
+	return int(h.Sum32() % uint32(partitions))
+}
+
+// ClaimPartitions says how many partitions the namespace has: as many as stored, or else n from now on.
+func (s *Store) ClaimPartitions(ctx context.Context, n int) (int, error) {
+	const op = "claim partitions"
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	res := s.client.DoMulti(ctx,
+		s.client.B().Hsetnx().Key(s.keys.layout).Field("partitions").Value(strconv.Itoa(n)).Build(),
+		s.client.B().Hget().Key(s.keys.layout).Field("partitions").Build())
+	for _, r := range res {
+		if err := s.check(ctx, op, r); err != nil {
+			return 0, err
+		}
+	}
+	text, err := res[1].ToString()
+	if err != nil {
+		return 0, malformed(op, err)
+	}
+	stored, err := strconv.Atoi(text)
+	if err != nil || stored < 1 {
+		return 0, fmt.Errorf("store: %s: %w: %s has %q partitions", op, ErrDamaged, s.keys.layout, text)
+	}
+	return stored, nil
+}
+
+// Publish numbers messages of one partition, in order, and puts them into their channels' histories and into the
+// inboxes of the interested incarnations, in one atomic step. It returns the mark of the last message; the others
+// have the numbers before it. After ErrUnavailable without ErrRefused, all of them may have been published, or none.
+func (s *Store) Publish(ctx context.Context, p int, known Known, keep Histories, batch []Publication) (Mark, error) {
+	const op = "publish"
+	if len(batch) == 0 || len(batch) > MaxPublish {
+		return Mark{}, fmt.Errorf("store: %s: %d messages, 1 to %d are allowed", op, len(batch), MaxPublish)
+	}
+	prefix := s.keys.partition(p)
+	keys := make([]string, 1, 1+3*len(batch))
+	keys[0] = prefix + "meta"
+	args := append(make([]string, 0, 10+2*len(batch)), known.args()...)
+	args = append(args, strconv.Itoa(keep.Messages), strconv.Itoa(keep.Bytes), millis(keep.Life), s.keys.inboxes(p), inboxCap,
+		string(rune(ChannelByte)))
+	numbers := make(map[string]string, len(batch))
+	for _, m := range batch {
+		number, ok := numbers[m.Channel]
+		if !ok {
+			number = strconv.Itoa(len(numbers) + 1)
+			numbers[m.Channel] = number
+			keys = append(keys, prefix+"channel:"+m.Channel, prefix+"state:"+m.Channel, prefix+"interest:"+m.Channel)
+		}
+		args = append(args, number, rueidis.BinaryString(m.Body))
+	}
+	res := s.run(ctx, channelPublishScript, keys, args)
+	if err := s.check(ctx, op, res); err != nil {
+		return Mark{}, err
+	}
+	parts, err := res.AsStrSlice()
+	if err != nil {
+		return Mark{}, malformed(op, err)
+	}
+	mark, err := parseMark(parts)
+	if err != nil {
+		return Mark{}, malformed(op, err)
+	}
+	return mark, nil
+}
+
+func parseMark(parts []string) (Mark, error) {
+	if len(parts) < 2 {
+		return Mark{}, fmt.Errorf("%d parts", len(parts))
+	}
+	seq, err := strconv.ParseUint(parts[1], 10, 64)
+	return Mark{Epoch: parts[0], Seq: seq}, err
+}
+
+// SubscribeMode says from where on a session gets channels.
+type SubscribeMode string
+
+// The modes.
+const (
+	SubscribeNew  SubscribeMode = "new"  // from now on
+	SubscribeBase SubscribeMode = "base" // from the beginning of the epoch on
+	SubscribeKeep SubscribeMode = "keep" // as its record says; without one of this epoch nothing is done
+	SubscribeNone SubscribeMode = "none" // there is no session, only the incarnation is interested
+)
+
+// Subscribed is the answer to Subscribe.
+type Subscribed struct {
+	Mark          // the last message of the partition
+	Base   uint64 // where the epoch began
+	Done   bool
+	Record map[string]uint64 // with SubscribeKeep: the session's channels, and the sequences after which it gets them
+}
+
+// Subscribe makes an incarnation interested in channels of one partition, and notes in the session's record from
+// where on it gets them, in one atomic step with the answer: every later message is in the incarnation's inbox. A
+// record of another epoch is replaced.
+func (s *Store) Subscribe(ctx context.Context, who Inbox, known Known, mode SubscribeMode, pid string, channels []string, life time.Duration) (Subscribed, error) {
+	const op = "subscribe"
+	member, err := who.member()
+	if err != nil {
+		return Subscribed{}, fmt.Errorf("store: %s: %w", op, err)
+	}
+	prefix := s.keys.partition(who.Partition)
+	keys := append(make([]string, 0, 2+len(channels)), prefix+"meta", prefix+"session:"+pid)
+	args := append(make([]string, 0, 7+len(channels)), known.args()...)
+	args = append(args, string(mode), millis(life), member)
+	for _, name := range channels {
+		keys = append(keys, prefix+"interest:"+name)
+		args = append(args, name)
+	}
+	res := s.run(ctx, channelSubscribeScript, keys, args)
+	if err := s.check(ctx, op, res); err != nil {
+		return Subscribed{}, err
+	}
+	parts, err := res.ToArray()
+	if err != nil {
+		return Subscribed{}, malformed(op, err)
+	}
+	got, err := parseSubscribed(parts)
+	if err != nil {
+		return Subscribed{}, malformed(op, err)
+	}
+	return got, nil
+}
+
+func parseSubscribed(parts []rueidis.RedisMessage) (Subscribed, error) {
+	if len(parts) < 4 {
+		return Subscribed{}, fmt.Errorf("%d parts", len(parts))
+	}
+	texts := make([]string, len(parts))
+	for i := range parts {
+		var err error
+		if i == 3 {
+			continue
+		}
+		if texts[i], err = parts[i].ToString(); err != nil {
+			return Subscribed{}, err
+		}
+	}
+	mark, err := parseMark(texts)
+	if err != nil {
+		return Subscribed{}, err
+	}
+	done, err := parts[3].AsInt64()
+	if err != nil {
+		return Subscribed{}, err
+	}
+	got := Subscribed{Mark: mark, Done: done == 1}
+	if got.Base, err = strconv.ParseUint(texts[2], 10, 64); err != nil {
+		return Subscribed{}, err
+	}
+	if len(texts) > 4 {
+		_, got.Record, err = parseRecord(texts[4:])
+	}
+	return got, err
+}
+
+// parseRecord reads fields and values of a session.
+func parseRecord(list []string) (epoch string, record map[string]uint64, err error) {
+	record = make(map[string]uint64, len(list)/2)
+	for i := 0; i+1 < len(list); i += 2 {
+		if list[i] == epochField {
+			epoch = list[i+1]
+			continue
+		}
+		if record[list[i]], err = strconv.ParseUint(list[i+1], 10, 64); err != nil {
+			return "", nil, fmt.Errorf("%w: session: %w", ErrDamaged, err)
+		}
+	}
+	return epoch, record, nil
+}
+
+// Unsubscribe takes a channel out of the record of a session.
+func (s *Store) Unsubscribe(ctx context.Context, p int, pid, channel string) error {
+	return s.check(ctx, "unsubscribe", s.do(ctx, s.client.B().Hdel().Key(s.keys.partition(p)+"session:"+pid).Field(channel).Build()))
+}
+
+// Uninterest ends the interest of an incarnation in channels of one partition.
+func (s *Store) Uninterest(ctx context.Context, who Inbox, channels []string) error {
+	const op = "uninterest"
+	member, err := who.member()
+	if err != nil {
+		return fmt.Errorf("store: %s: %w", op, err)
+	}
+	cmds := make(rueidis.Commands, len(channels))
+	for i, name := range channels {
+		cmds[i] = s.client.B().Srem().Key(s.keys.partition(who.Partition) + "interest:" + name).Member(member).Build()
+	}
+	return s.all(ctx, op, cmds)
+}
+
+func (s *Store) all(ctx context.Context, op string, cmds rueidis.Commands) error {
+	if len(cmds) == 0 {
+		return nil
+	}
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	for _, res := range s.client.DoMulti(ctx, cmds...) {
+		if err := s.check(ctx, op, res); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RenewSessions has the records of sessions last again for life.
+func (s *Store) RenewSessions(ctx context.Context, p int, pids []string, life time.Duration) error {
+	cmds := make(rueidis.Commands, len(pids))
+	for i, pid := range pids {
+		cmds[i] = s.client.B().Pexpire().Key(s.keys.partition(p) + "session:" + pid).Milliseconds(max(1, life.Milliseconds())).Build()
+	}
+	return s.all(ctx, "renew sessions", cmds)
+}
+
+// DropSessions removes the records of sessions.
+func (s *Store) DropSessions(ctx context.Context, p int, pids []string) error {
+	cmds := make(rueidis.Commands, len(pids))
+	for i, pid := range pids {
+		cmds[i] = s.client.B().Unlink().Key(s.keys.partition(p) + "session:" + pid).Build()
+	}
+	return s.all(ctx, "drop sessions", cmds)
+}
+
+// SessionRecord is what a partition knows of a session.
+type SessionRecord struct {
+	Mark                       // of the partition; no epoch: nothing was ever in it
+	Epoch    string            // of the record; empty: there is none
+	Channels map[string]uint64 // name → sequence after which the session gets it
+}
+
+// Session reads the record of a session in one partition. It changes nothing.
+func (s *Store) Session(ctx context.Context, p int, pid string) (SessionRecord, error) {
+	const op = "session"
+	prefix := s.keys.partition(p)
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	res := s.client.DoMulti(ctx,
+		s.client.B().Hgetall().Key(prefix+"session:"+pid).Build(),
+		s.client.B().Hmget().Key(prefix+"meta").Field("epoch", "seq").Build())
+	for _, r := range res {
+		if err := s.check(ctx, op, r); err != nil {
+			return SessionRecord{}, err
+		}
+	}
+	fields, err := res[0].AsStrMap()
+	if err != nil {
+		return SessionRecord{}, malformed(op, err)
+	}
+	list := make([]string, 0, 2*len(fields))
+	for field, value := range fields {
+		list = append(list, field, value)
+	}
+	var rec SessionRecord
+	if rec.Epoch, rec.Channels, err = parseRecord(list); err != nil {
+		return SessionRecord{}, fmt.Errorf("store: %s: %w", op, err)
+	}
+	if rec.Mark, err = metaMark(res[1]); err != nil {
+		return SessionRecord{}, malformed(op, err)
+	}
+	return rec, nil
+}
+
+func metaMark(res rueidis.RedisResult) (Mark, error) {
+	parts, err := res.ToArray()
+	if err != nil || len(parts) != 2 {
+		return Mark{}, fmt.Errorf("%d parts: %w", len(parts), err)
+	}
+	if parts[0].IsNil() || parts[1].IsNil() {
+		return Mark{}, nil
+	}
+	epoch, err := parts[0].ToString()
+	if err != nil {
+		return Mark{}, err
+	}
+	seq, err := parts[1].ToString()
+	if err != nil {
+		return Mark{}, err
+	}
+	return parseMark([]string{epoch, seq})
+}
+
+// Past is a part of a channel's history.
+type Past struct {
+	Mark              // the partition's when the reading began: every message up to it is here
+	Trimmed  uint64   // messages up to this one may be missing
+	Messages []Stored // in order
+}
+
+// Stored is a message in a history.
+type Stored struct {
+	Seq  uint64
+	Body []byte // must not be changed
+}
+
+// ErrTooMuch is returned by History when more messages are asked for than allowed.
+var ErrTooMuch = errors.New("more messages than allowed")
+
+// History reads what a channel has after a sequence, at most so many messages.
+func (s *Store) History(ctx context.Context, p int, channel string, after uint64, most int) (Past, error) {
+	const op = "history"
+	prefix := s.keys.partition(p)
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	// In this order: what is trimmed after the reading does no harm, and what was trimmed before it is seen.
+	res := s.client.DoMulti(ctx,
+		s.client.B().Hmget().Key(prefix+"meta").Field("epoch", "seq").Build(),
+		s.client.B().Xrange().Key(prefix+"channel:"+channel).Start(strconv.FormatUint(after+1, 10)+"-0").End("+").Count(int64(most)+1).Build(),
+		s.client.B().Hget().Key(prefix+"state:"+channel).Field("trimmed").Build())
+	for _, r := range res {
+		if err := s.check(ctx, op, r); err != nil {
+			return Past{}, err
+		}
+	}
+	var past Past
+	var err error
+	if past.Mark, err = metaMark(res[0]); err != nil {
+		return Past{}, malformed(op, err)
+	}
+	if trimmed, err := res[2].ToString(); err == nil {
+		if past.Trimmed, err = strconv.ParseUint(trimmed, 10, 64); err != nil {
+			return Past{}, malformed(op, err)
+		}
+	}
+	entries, err := res[1].ToArray()
+	if err != nil && !rueidis.IsRedisNil(err) {
+		return Past{}, malformed(op, err)
+	}
+	if len(entries) > most {
+		return Past{}, fmt.Errorf("store: %s: %w", op, ErrTooMuch)
+	}
+	past.Messages = make([]Stored, len(entries))
+	for i := range entries {
+		if past.Messages[i], err = decodeStored(&entries[i]); err != nil {
+			return Past{}, fmt.Errorf("store: %s: %w", op, err)
+		}
+	}
+	return past, nil
+}
+
+func decodeStored(entry *rueidis.RedisMessage) (Stored, error) {
+	id, fields, err := splitEntry(entry)
+	if err == nil && len(fields) != 2 {
+		err = errors.New("not one field")
+	}
+	if err != nil {
+		return Stored{}, fmt.Errorf("%w: message %s: %w", ErrDamaged, id, err)
+	}
+	number, _, _ := strings.Cut(id, "-")
+	seq, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return Stored{}, fmt.Errorf("%w: message %s: %w", ErrDamaged, id, err)
+	}
+	body, err := fields[1].AsBytes()
+	if err != nil {
+		return Stored{}, fmt.Errorf("%w: message %s: %w", ErrDamaged, id, err)
+	}
+	return Stored{Seq: seq, Body: body}, nil
+}
+
+// BeatInbox looks after an inbox of another partition than Beat does, which beats for partition 0. It returns the
+// mark of the partition from before the look, the entries in the inbox, and whether it had vanished.
+func (s *Store) BeatInbox(ctx context.Context, in Inbox, consumed uint64) (at Mark, depth int64, healed bool, err error) {
+	const op = "beat inbox"
+	clock, err := in.epoch()
+	if err != nil {
+		return at, 0, false, fmt.Errorf("store: %s: %w", op, err)
+	}
+	res := s.do(ctx, s.client.B().Hmget().Key(s.keys.partition(in.Partition)+"meta").Field("epoch", "seq").Build())
+	if err := s.check(ctx, op, res); err != nil {
+		return at, 0, false, err
+	}
+	if at, err = metaMark(res); err != nil {
+		return at, 0, false, malformed(op, err)
+	}
+	res = s.run(ctx, inboxBeatScript, []string{s.keys.inboxOf(in)}, []string{clock, strconv.FormatUint(consumed+1, 10)})
+	if err := s.check(ctx, op, res); err != nil {
+		return at, 0, false, err
+	}
+	parts, err := res.AsIntSlice()
+	if err != nil || len(parts) != 2 {
+		return at, 0, false, malformed(op, fmt.Errorf("%d parts: %w", len(parts), err))
+	}
+	return at, parts[1], parts[0] == 1, nil
+}
+
+// member names the incarnation in an interest set, with what the ids of its inbox begin with.
+func (in Inbox) member() (string, error) {
+	clock, err := in.epoch()
+	if err != nil {
+		return "", err
+	}
+	return clock + " " + in.Instance + ":" + in.Incarnation, nil
+}
