@@ -36,6 +36,7 @@ const (
 	CodeForbidden        = "FORBIDDEN"
 	CodeTooLarge         = "TOO_LARGE"
 	CodeTooMany          = "TOO_MANY"
+	CodeRateLimited      = "RATE_LIMITED"
 	CodeReplaced         = "REPLACED"
 	CodeStoreUnavailable = "STORE_UNAVAILABLE"
 	CodeConflict         = "CONFLICT"
@@ -67,6 +68,14 @@ const (
 	MaxNameLength     = 256  // bytes of a user, a peer id or a method name
 	MaxMethodsPerPeer = 1000 // registrations of one peer
 )
+
+// CheckName refuses what cannot be a name or an id.
+func CheckName(what, s string) error {
+	if bad := checkName(what, s); bad != nil {
+		return bad
+	}
+	return nil
+}
 
 // checkName refuses what cannot be an id: empty, too long, or with control characters.
 func checkName(what, s string) *Refusal {

@@ -383,4 +383,4 @@ func (a *Audience) Settings(key string) (version events.Position, settings []byt
 }
 
 // Receive is of no concern here.
-func (a *Audience) Receive([]store.Message, bool) {}
+func (a *Audience) Receive(int, []store.Message, bool) {}

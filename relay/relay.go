@@ -37,7 +37,8 @@ type Config struct {
 	LateAck time.Duration
 	Log     zerolog.Logger
 	// Done is told of every call's end: "OK" or its code, and how long it took. May be nil.
-	Done func(outcome string, took time.Duration)
+	Done     func(outcome string, took time.Duration)
+	Channels ChannelConfig
 }
 
 // Relay carries the calls of one replica. It implements replica.Listener.
@@ -46,6 +47,8 @@ type Relay struct {
 	cfg Config
 	log zerolog.Logger
 	out outbound
+
+	channels *Channels
 
 	mu       sync.Mutex // guards what follows, and the fields of every call; taken before the replica's
 	calls    map[uint64]*call
@@ -74,6 +77,7 @@ func New(rep *replica.Replica, cfg Config) *Relay {
 		byCaller: map[string]map[*call]struct{}{}, owned: map[store.CallKey]*call{}, lookups: make(chan struct{}, 64), ctx: context.Background(),
 	}
 	r.out.r = r
+	r.channels = newChannels(r, cfg.Channels)
 	r.out.wake = make(chan struct{}, 1)
 	rep.Listen(r)
 	return r
@@ -84,7 +88,20 @@ func (r *Relay) Run(ctx context.Context) {
 	r.mu.Lock()
 	r.ctx = ctx
 	r.mu.Unlock()
+	var channels sync.WaitGroup
+	channels.Go(func() { r.channels.run(ctx) })
+	defer channels.Wait()
 	r.out.run(ctx)
+}
+
+// Channels are those of this replica.
+func (r *Relay) Channels() *Channels { return r.channels }
+
+// context is that of Run.
+func (r *Relay) context() context.Context {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ctx
 }
 
 // Running is how many calls are under way from here.
@@ -134,6 +151,9 @@ func (r *Relay) Changed([]projections.Change) {}
 
 // Rebuilt lets every call look at the new state, and asks after the requests that are with other replicas.
 func (r *Relay) Rebuilt() {
+	for _, p := range r.channels.parts {
+		p.lose() // what emptied the log may have emptied more
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.rebuilt = r.rep.Now()
@@ -146,6 +166,7 @@ func (r *Relay) Rebuilt() {
 
 // Fenced ends every call: the replica that owned them is no more.
 func (r *Relay) Fenced() {
+	r.channels.fenced()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range r.calls {
@@ -188,11 +209,24 @@ func (r *Relay) advanceAll() {
 }
 
 // Receive handles what other replicas sent.
-func (r *Relay) Receive(messages []store.Message, lost bool) {
+func (r *Relay) Receive(partition int, messages []store.Message, lost bool) {
+	part := r.channels.parts[partition]
+	if lost {
+		part.lose() // before what comes after the hole is handed out
+	}
 	for _, m := range messages {
 		for rest := m.Body; len(rest) > 0; {
 			var e envelope
 			var err error
+			if rest[0] == store.ChannelByte {
+				var a arrival
+				if a, rest, err = decodeArrival(rest); err != nil {
+					r.log.Error().Err(err).Uint64("seq", m.Seq).Msg("a channel's message in the inbox cannot be read; it is skipped")
+					break
+				}
+				part.receive(a)
+				continue
+			}
 			if e, rest, err = decodeEnvelope(rest); err != nil {
 				r.log.Warn().Err(err).Uint64("seq", m.Seq).Msg("a message in the inbox cannot be read; it is skipped")
 				break
@@ -200,12 +234,15 @@ func (r *Relay) Receive(messages []store.Message, lost bool) {
 			r.receive(e)
 		}
 	}
-	if lost {
+	if lost && partition == 0 {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.audit()
 	}
 }
+
+// Reached is as in replica.Marker.
+func (r *Relay) Reached(partition int, at store.Mark) { r.channels.parts[partition].reached(at) }
 
 func (r *Relay) receive(e envelope) {
 	switch e.Kind {

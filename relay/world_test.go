@@ -1,9 +1,11 @@
 package relay
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"testing"
@@ -24,6 +26,9 @@ type world struct {
 	embedded *store.Embedded
 	grace    time.Duration
 	nodes    []*testNode
+
+	partitions int
+	channels   ChannelConfig
 }
 
 type testNode struct {
@@ -68,10 +73,10 @@ func (w *world) start(name string) *testNode {
 		log = zerolog.New(zerolog.NewTestWriter(w.t)).With().Timestamp().Logger()
 	}
 	rep := replica.New(replica.Config{
-		Instance: name, LeaseTTL: testLease, Patience: 3 * time.Second, Log: log,
+		Partitions: w.partitions, Instance: name, LeaseTTL: testLease, Patience: 3 * time.Second, Log: log,
 		Graces: commands.Graces{Peer: w.grace, RPC: w.grace, Recovery: 5 * time.Second},
 	}, st)
-	n := &testNode{w: w, name: name, st: st, rep: rep, relay: New(rep, Config{LateAck: testLateAck, Log: log})}
+	n := &testNode{w: w, name: name, st: st, rep: rep, relay: New(rep, Config{LateAck: testLateAck, Log: log, Channels: w.channels})}
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -104,7 +109,9 @@ type testClient struct {
 
 	mu   sync.Mutex
 	gone bool
-	deaf bool // its connection takes nothing: requests are dropped
+	got  []*replica.Broadcast
+	last string // the offset that it shows when it has got nothing in this connection
+	deaf bool   // its connection takes nothing: requests are dropped
 }
 
 type testRequest struct {
@@ -131,10 +138,20 @@ func (n *testNode) connect(peer, pid string) *testClient {
 	return c
 }
 
-func (c *testClient) Broadcast(b *replica.Broadcast) bool { return c.Emit(b.Name, b.Args...) }
-
 func (c *testClient) Emit(name string, _ ...[]byte) bool {
 	c.events <- name
+	return true
+}
+
+func (c *testClient) Broadcast(b *replica.Broadcast) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone {
+		return false
+	}
+	if b.Offset != "" { // presence goes out without
+		c.got = append(c.got, b)
+	}
 	return true
 }
 
@@ -297,5 +314,21 @@ func (w *world) quiet() {
 		if left != 0 {
 			w.t.Errorf("%s still holds %d entries of calls that have ended", n.name, left)
 		}
+	}
+}
+
+// flush empties the store under the replicas.
+func (w *world) flush() {
+	w.t.Helper()
+	conn, err := net.Dial("tcp", w.embedded.Addr)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("*1\r\n$8\r\nFLUSHALL\r\n")); err != nil {
+		w.t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || line != "+OK\r\n" {
+		w.t.Fatal(line, err)
 	}
 }

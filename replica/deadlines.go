@@ -223,6 +223,7 @@ func (r *Replica) expire(ctx context.Context, of subject) {
 		return
 	}
 	r.mu.RUnlock()
+	pid := r.pidOf(of.Peer)
 	res, err := r.Execute(ctx, ask)
 	if err != nil {
 		r.log.Debug().Err(err).Str("user", of.Peer.User).Str("peer", of.Peer.Peer).Str("room", of.Room).
@@ -231,6 +232,11 @@ func (r *Replica) expire(ctx context.Context, of subject) {
 			r.due.add(r.Now().Add(standIn), of)
 		}
 		return
+	}
+	for _, e := range res.Decision.Events {
+		if _, forgotten := e.(events.PeerForgotten); forgotten {
+			r.sessionEnded(pid)
+		}
 	}
 	if len(res.Decision.Events) == 0 {
 		r.mu.RLock()

@@ -14,11 +14,13 @@ const (
 )
 
 // readInbox hands the messages of the inbox to the listeners, in order, and notices those that are missing.
-func (r *Replica) readInbox(ctx context.Context, l *life) error {
+func (r *Replica) readInbox(ctx context.Context, l *life, partition int) error {
+	in := l.inbox
+	in.Partition = partition
 	pause := time.Duration(0)
 	for ctx.Err() == nil {
-		after := l.consumed.Load()
-		messages, err := r.st.ReadInbox(ctx, l.inbox, after, inboxBatch, inboxBlock)
+		after := l.consumed[partition].Load()
+		messages, err := r.st.ReadInbox(ctx, in, after, inboxBatch, inboxBlock)
 		if err != nil {
 			if ctx.Err() == nil {
 				r.log.Debug().Err(err).Msg("read inbox")
@@ -37,17 +39,40 @@ func (r *Replica) readInbox(ctx context.Context, l *life) error {
 		last := messages[len(messages)-1].Seq
 		lost := last-after != uint64(len(messages))
 		if lost {
-			r.log.Warn().Uint64("after", after).Uint64("last", last).Int("read", len(messages)).
+			r.log.Warn().Uint64("after", after).Uint64("last", last).Int("read", len(messages)).Int("partition", partition).
 				Msg("messages are missing in this replica's inbox")
 			r.metrics.Anomalies.With("inbox-hole").Inc()
 		}
 		for _, li := range r.listeners {
-			li.Receive(messages, lost)
+			li.Receive(partition, messages, lost)
 		}
-		l.consumed.Store(last)
+		l.consumed[partition].Store(last)
 		runtime.Gosched() // what this has set going comes first, and more will have arrived
 	}
 	return nil
+}
+
+// beatPartitions looks after the inboxes when there are several partitions, beside what Beat does.
+func (r *Replica) beatPartitions(ctx context.Context, l *life) {
+	if r.cfg.Partitions == 1 {
+		return
+	}
+	for p := range r.cfg.Partitions {
+		in := l.inbox
+		in.Partition = p
+		at, depth, healed, err := r.st.BeatInbox(ctx, in, l.consumed[p].Load())
+		if err != nil {
+			r.log.Debug().Err(err).Int("partition", p).Msg("beat inbox")
+			continue
+		}
+		for _, li := range r.listeners {
+			if healed {
+				li.Receive(p, nil, true)
+			} else if m, ok := li.(Marker); ok && depth == 0 {
+				m.Reached(p, at)
+			}
+		}
+	}
 }
 
 // Send puts messages into other replicas' inboxes in one round trip; one error each.

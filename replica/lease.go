@@ -102,7 +102,7 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 	}
 	before := r.position()
 	sent := time.Now()
-	b, err := r.st.Beat(ctx, l.inbox, r.cfg.LeaseTTL, l.consumed.Load(), instances)
+	b, err := r.st.Beat(ctx, l.inbox, r.cfg.LeaseTTL, l.consumed[0].Load(), instances)
 	took := time.Since(sent)
 	switch {
 	case errors.Is(err, store.ErrLeaseLost):
@@ -136,12 +136,13 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 		r.suspect.Store(true)
 		r.healthy.Store(now.UnixNano()) // the others' leases may have vanished with it
 		for _, li := range r.listeners {
-			li.Receive(nil, true)
+			li.Receive(0, nil, true)
 		}
 	}
 	if b.Head.Position.Before(before) {
 		r.suspect.Store(true)
 	}
+	r.beatPartitions(ctx, l)
 	// Only who has seen the store healthy for a whole lease may say that another one's silence is its own.
 	if now.Sub(time.Unix(0, r.healthy.Load())) < r.cfg.LeaseTTL {
 		return nil

@@ -38,6 +38,9 @@ type Counter struct{ n atomic.Uint64 }
 // Inc adds one.
 func (c *Counter) Inc() { c.n.Add(1) }
 
+// Add adds n.
+func (c *Counter) Add(n uint64) { c.n.Add(n) }
+
 // With is the counter of a name.
 func (c *Counters) With(name string) *Counter {
 	c.mu.Lock()

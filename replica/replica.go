@@ -36,7 +36,9 @@ type Config struct {
 	Patience time.Duration
 	// LeaseTTL is how long after its last beat a replica counts as alive. Default 4 s; beats come 8 times as often.
 	LeaseTTL time.Duration
-	Keeping  Keeping
+	// Partitions of the data plane: as many as the namespace has. Default 1.
+	Partitions int
+	Keeping    Keeping
 	// Base makes the state that the log's first entry follows, for a log that is a part of another one. Default:
 	// projections.New, for a log that is whole.
 	Base func() *projections.State
@@ -63,25 +65,26 @@ type Replica struct {
 	leasedUntil time.Time              // by this machine's clock; zero when that must be found out anew
 	leasedFrom  events.Position        // the log's head when the lease was taken up
 
-	life      atomic.Pointer[life] // the present incarnation; nil while starting
-	appends   chan *pending
-	changing  changing
-	barriers  barrier
-	sessions  *sessions
-	due       dueQueue
-	offset    atomic.Int64 // Redis's clock minus ours, ns
-	healthy   atomic.Int64 // when the store last started to answer without fail, unix ns; 0 while it does not
-	lastBeat  atomic.Int64 // unix ns of the last good beat
-	suspect   atomic.Bool  // a beat saw a head that contradicts the state: the feed must look
-	ready     chan struct{}
-	readyOnce sync.Once
-	listeners []Listener
-	metrics   Metrics
-	owner     *owner // nil when nothing is attached
-	keeper    keeper
-	pace      pace // changed by tests alone
-	careless  bool // set by tests alone: appends compare no versions
-	digests   digests
+	life         atomic.Pointer[life] // the present incarnation; nil while starting
+	appends      chan *pending
+	changing     changing
+	barriers     barrier
+	sessions     *sessions
+	due          dueQueue
+	offset       atomic.Int64 // Redis's clock minus ours, ns
+	healthy      atomic.Int64 // when the store last started to answer without fail, unix ns; 0 while it does not
+	lastBeat     atomic.Int64 // unix ns of the last good beat
+	suspect      atomic.Bool  // a beat saw a head that contradicts the state: the feed must look
+	ready        chan struct{}
+	readyOnce    sync.Once
+	listeners    []Listener
+	onSessionEnd func(pid string)
+	metrics      Metrics
+	owner        *owner // nil when nothing is attached
+	keeper       keeper
+	pace         pace // changed by tests alone
+	careless     bool // set by tests alone: appends compare no versions
+	digests      digests
 }
 
 // Listener is told what happens to the projections. Its methods are called one at a time, in order, by the
@@ -93,10 +96,18 @@ type Listener interface {
 	Changed(changes []projections.Change)
 	// Rebuilt comes after the whole state was made anew, because the log had lost or changed entries.
 	Rebuilt()
-	// Receive gets the messages of this replica's inbox, in order. lost says that some before them are missing.
-	Receive(messages []store.Message, lost bool)
+	// Receive gets the messages of this replica's inbox in a partition, in order; for each partition it has a
+	// goroutine of its own, besides. lost says that some before them are missing.
+	Receive(partition int, messages []store.Message, lost bool)
 	// Fenced comes when this incarnation has ended against its will: every call and connection of it is void.
 	Fenced()
+}
+
+// Marker is a Listener that wants to know how far it has got in partitions from which nothing comes. It is told only
+// when there are several.
+type Marker interface {
+	// Reached says that Receive has been given whatever it is to be given of the partition up to the mark.
+	Reached(partition int, at store.Mark)
 }
 
 // life is one incarnation of the replica.
@@ -104,7 +115,7 @@ type life struct {
 	inbox    store.Inbox
 	slot     atomic.Int32
 	started  events.Position // guarded by Replica.mu; of its ReplicaStarted: the fence; changes only when the log was emptied
-	consumed atomic.Uint64   // sequence of the last inbox message handled
+	consumed []atomic.Uint64 // of each partition, the sequence of the last inbox message handled
 	fenced   chan struct{}   // closed when it has ended
 	once     sync.Once
 }
@@ -118,6 +129,9 @@ func New(cfg Config, st *store.Store) *Replica {
 	}
 	if cfg.LeaseTTL == 0 {
 		cfg.LeaseTTL = 4 * time.Second
+	}
+	if cfg.Partitions == 0 {
+		cfg.Partitions = 1
 	}
 	if cfg.Base == nil {
 		cfg.Base = projections.New
@@ -170,6 +184,9 @@ func (r *Replica) Self() (in store.Inbox, slot int, ok bool) {
 	}
 	return l.inbox, int(l.slot.Load()), true
 }
+
+// Partitions of the data plane.
+func (r *Replica) Partitions() int { return r.cfg.Partitions }
 
 // Ready is closed once the replica has caught up with the log and started for the first time.
 func (r *Replica) Ready() <-chan struct{} { return r.ready }
@@ -236,7 +253,7 @@ func (r *Replica) Run(ctx context.Context) error {
 func (r *Replica) live(ctx context.Context, l *life) error {
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	errs := make(chan error, 8)
+	errs := make(chan error, 8+r.cfg.Partitions)
 	var group sync.WaitGroup
 	start := func(f func(context.Context, *life) error) {
 		group.Go(func() {
@@ -259,7 +276,9 @@ func (r *Replica) live(ctx context.Context, l *life) error {
 		r.owner.resume()
 	}
 	start(r.beat)
-	start(r.readInbox)
+	for p := range r.cfg.Partitions {
+		start(func(ctx context.Context, l *life) error { return r.readInbox(ctx, l, p) })
+	}
 	start(r.actOnDue)
 	start(r.reconcile)
 	start(r.keep)
@@ -288,7 +307,7 @@ func (r *Replica) live(ctx context.Context, l *life) error {
 func (r *Replica) boot(ctx context.Context) (*life, error) {
 	l := &life{
 		inbox:  store.Inbox{Instance: r.cfg.Instance, Incarnation: ulid.Make().String()},
-		fenced: make(chan struct{}),
+		fenced: make(chan struct{}), consumed: make([]atomic.Uint64, r.cfg.Partitions),
 	}
 	if err := r.insist(ctx, "take the lease", func(ctx context.Context) error { return r.takeLease(ctx, l) }); err != nil {
 		return nil, err
@@ -297,7 +316,16 @@ func (r *Replica) boot(ctx context.Context) (*life, error) {
 		r.releaseLease(l)
 		return nil, err
 	}
-	err := r.insist(ctx, "make the inbox", func(ctx context.Context) error { return r.st.CreateInbox(ctx, l.inbox) })
+	err := r.insist(ctx, "make the inbox", func(ctx context.Context) error {
+		for p := range r.cfg.Partitions {
+			in := l.inbox
+			in.Partition = p
+			if err := r.st.CreateInbox(ctx, in); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		r.releaseLease(l)
 		return nil, err
@@ -349,10 +377,12 @@ func (r *Replica) stop(l *life) bool {
 	return true
 }
 
-// dropInbox removes the inbox of an incarnation that has ended, so that nothing more is sent to it.
+// dropInbox removes the inboxes of an incarnation that has ended, so that nothing more is sent to it.
 func (r *Replica) dropInbox(ctx context.Context, in store.Inbox) {
-	if err := r.st.DropInbox(ctx, in); err != nil {
-		r.log.Debug().Err(err).Str("of", in.Instance).Msg("drop inbox")
+	for in.Partition = range r.cfg.Partitions {
+		if err := r.st.DropInbox(ctx, in); err != nil {
+			r.log.Debug().Err(err).Str("of", in.Instance).Msg("drop inbox")
+		}
 	}
 }
 

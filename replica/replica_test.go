@@ -79,10 +79,10 @@ func (l *listener) Applied(records []events.Record) {
 		l.order = append(l.order, r.Position)
 	}
 }
-func (l *listener) Changed([]projections.Change)  {}
-func (l *listener) Rebuilt()                      { l.rebuilt.Add(1) }
-func (l *listener) Receive([]store.Message, bool) {}
-func (l *listener) Fenced()                       { l.fenced.Add(1) }
+func (l *listener) Changed([]projections.Change)       {}
+func (l *listener) Rebuilt()                           { l.rebuilt.Add(1) }
+func (l *listener) Receive(int, []store.Message, bool) {}
+func (l *listener) Fenced()                            { l.fenced.Add(1) }
 
 func start(t *testing.T, instance string, st *store.Store, change ...func(*Replica)) *running {
 	t.Helper()

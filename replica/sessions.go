@@ -19,6 +19,8 @@ type Why string
 const (
 	WhyReplaced Why = "replaced" // a newer connection of the same peer is current
 	WhyFenced   Why = "fenced"   // this replica was declared lost
+	WhyLost     Why = "lost"     // messages for it are lost: its session cannot go on
+	WhyOverflow Why = "overflow" // more came than can be kept until it may be given them
 )
 
 // Link is the client's connection behind a Session, as the transport gives it. No method blocks.
@@ -253,6 +255,7 @@ func (r *Replica) Connect(ctx context.Context, s *Session, recovery, newPeer str
 		Recovery: recovery, NewSession: s.SID, NewPid: s.PID, Now: r.Now(), Graces: r.cfg.Graces,
 	}
 	r.sessions.add(s)
+	former := r.pidOf(s.ID())
 	res, err := r.Execute(ctx, ask)
 	if err != nil {
 		r.sessions.remove(s)
@@ -261,6 +264,9 @@ func (r *Replica) Connect(ctx context.Context, s *Session, recovery, newPeer str
 	e := res.Decision.Events[0].(events.PeerConnected)
 	s.Peer, s.Anonymous, s.SID, s.PID, s.Recovered = e.Peer, e.Anonymous, e.Session, e.Recovery, e.Recovered
 	r.sessions.admit(s)
+	if former != "" && former != s.PID {
+		r.sessionEnded(former)
+	}
 	// From here on the feed tells the session of its end; what came before is seen here.
 	current := r.adopt(s)
 	if !current {
@@ -297,9 +303,12 @@ func (r *Replica) Disconnect(s *Session, reason string, sessionEnded bool) {
 	if r.life.Load() == nil {
 		return // fenced or stopped: the incarnation's end has ended all its connections
 	}
-	_, err := r.Execute(context.Background(), commands.DisconnectPeer{
+	res, err := r.Execute(context.Background(), commands.DisconnectPeer{
 		User: s.User, Peer: s.Peer, Connection: s.Connection, Reason: reason, SessionEnded: sessionEnded,
 	})
+	if err == nil && sessionEnded && len(res.Decision.Events) > 0 {
+		r.sessionEnded(s.PID)
+	}
 	if err != nil {
 		r.log.Debug().Err(err).Str("user", s.User).Str("peer", s.Peer).Msg("a disconnect could not be recorded yet")
 		r.sessions.nudge()
@@ -339,4 +348,22 @@ func (r *Replica) Unregister(ctx context.Context, s *Session, method string) err
 	r.sessions.unwant(projections.MethodID{User: s.User, Method: method}, s)
 	_, err := r.Execute(ctx, commands.UnregisterMethod{User: s.User, Peer: s.Peer, Connection: s.Connection, Method: method})
 	return err
+}
+
+// OnSessionEnd has f told, at one replica at least if it lives on, of each session that can never be recovered any
+// more, by its pid. Only before Run. f must not block.
+func (r *Replica) OnSessionEnd(f func(pid string)) { r.onSessionEnd = f }
+
+func (r *Replica) sessionEnded(pid string) {
+	if r.onSessionEnd != nil {
+		r.onSessionEnd(pid)
+	}
+}
+
+// pidOf is the pid of the peer's session; empty when it has none.
+func (r *Replica) pidOf(id projections.PeerID) string {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	p, _ := r.state.Peer(id)
+	return p.Recovery
 }

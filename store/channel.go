@@ -33,6 +33,8 @@ const (
 	// ChannelByte begins each channel message in an inbox: it is followed by the 8 hex digits of the epoch, the
 	// sequence in decimal, a space, and the body that was published.
 	ChannelByte = 0x20
+	// MaxPartitions bounds the partitions of a namespace: offsets name the place in each.
+	MaxPartitions = 32
 	// EpochLength is that of an epoch, in hex digits.
 	EpochLength = 8
 

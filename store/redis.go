@@ -24,8 +24,8 @@ const (
 
 	connectionBuffer = 64 << 10
 	// blockingConnections bounds the reads that wait at a time; one more waits for a connection until its
-	// context ends. A replica needs two: its feed and its inbox.
-	blockingConnections = 8
+	// context ends. A replica needs one for its feed and one for the inbox of each partition.
+	blockingConnections = 8 + MaxPartitions
 	topologyRefresh     = 5 * time.Second
 	maxRedirections     = 8
 )

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,6 +46,8 @@ type member struct {
 	session *replica.Session
 	fate    atomic.Pointer[Reason] // why the server ended it; nil if it did not
 
+	publishing atomic.Int32 // publications under way
+
 	mu      sync.Mutex
 	control []func() // changes that wait for the one before them
 	busy    bool
@@ -73,13 +76,53 @@ func (g *Gateway) Connect(ctx context.Context, s *Socket, auth json.RawMessage) 
 	}}
 	m.session.Link = m
 	s.SetData(m)
+	plan, err := g.prepare(ctx, cred)
+	if err != nil {
+		return Admission{}, err
+	}
+	if plan == nil {
+		cred.PID = "" // what it missed cannot be given to it: it begins anew
+	}
 	if err := g.rep.Connect(ctx, m.session, cred.PID, ulid.Make().String()); err != nil {
 		return Admission{}, g.refusal(err)
+	}
+	if err := g.open(ctx, m, plan); err != nil {
+		g.log.Debug().Err(err).Str("user", id.user).Msg("a client could not be given its channels: it has to come back")
+		g.rep.Disconnect(m.session, "no-channels", false)
+		return Admission{}, ErrComeBack
 	}
 	g.mu.Lock()
 	g.members[m] = struct{}{}
 	g.mu.Unlock()
 	return Admission{SID: m.session.SID, PID: m.session.PID}, nil
+}
+
+// prepare looks what a client missed that shows the pid of a session. A nil plan: its session cannot go on.
+func (g *Gateway) prepare(ctx context.Context, cred credentials) (*relay.Plan, error) {
+	if cred.PID == "" {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, g.rep.Patience())
+	defer cancel()
+	plan, err := g.relay.Channels().Prepare(ctx, cred.PID, cred.Offset)
+	if err != nil {
+		g.log.Debug().Err(err).Msg("what a client missed could not be looked up: it has to come back")
+		return nil, ErrComeBack
+	}
+	return plan, nil
+}
+
+// open gives the client its channels, and what it missed if its session goes on.
+func (g *Gateway) open(ctx context.Context, m *member, plan *relay.Plan) error {
+	ctx, cancel := context.WithTimeout(ctx, g.rep.Patience())
+	defer cancel()
+	if !m.session.Recovered {
+		plan = nil
+	}
+	return g.relay.Channels().Open(ctx, m.session, plan, func(channel string) bool {
+		name, ok := strings.CutPrefix(channel, relay.ClientChannel)
+		return !ok || m.session.Claims.MaySubscribe(m.session.User, name)
+	})
 }
 
 // refusal says which admissions failed for good. What may succeed in a moment, here or elsewhere, closes the
@@ -107,6 +150,7 @@ func (g *Gateway) Disconnected(s *Socket, reason Reason) {
 	}
 	g.relay.Gone(m.session)
 	g.audience.Unwatch(m.session)
+	g.relay.Channels().Close(m.session)
 	g.rep.Disconnect(m.session, string(reason), reason == ReasonClient || reason == ReasonReplaced)
 }
 
@@ -121,22 +165,25 @@ func (g *Gateway) Ack(s *Socket, id uint64, args []json.RawMessage) {
 
 // handlers are the events that clients may send.
 var handlers = map[string]func(*Gateway, *member, []json.RawMessage, Ack){
-	"rpc-register":   (*Gateway).rpcRegister,
-	"rpc-unregister": (*Gateway).rpcUnregister,
-	"rpc-call":       (*Gateway).rpcCall,
-	"machine-alive":  (*Gateway).keepAlive,
-	"session-alive":  (*Gateway).keepAlive,
-	"presence-get":   (*Gateway).presenceGet,
-	"room-join":      (*Gateway).roomJoin,
-	"room-leave":     (*Gateway).roomLeave,
-	"room-get":       (*Gateway).roomGet,
-	"room-update":    (*Gateway).roomUpdate,
-	"guest-update":   (*Gateway).guestUpdate,
-	"room-close":     (*Gateway).roomClose,
-	"rooms-watch":    (*Gateway).roomsWatch,
-	"rooms-unwatch":  (*Gateway).roomsUnwatch,
-	"settings-get":   (*Gateway).settingsGet,
-	"settings-set":   (*Gateway).settingsSet,
+	"rpc-register":        (*Gateway).rpcRegister,
+	"rpc-unregister":      (*Gateway).rpcUnregister,
+	"rpc-call":            (*Gateway).rpcCall,
+	"machine-alive":       (*Gateway).keepAlive,
+	"session-alive":       (*Gateway).keepAlive,
+	"presence-get":        (*Gateway).presenceGet,
+	"room-join":           (*Gateway).roomJoin,
+	"room-leave":          (*Gateway).roomLeave,
+	"room-get":            (*Gateway).roomGet,
+	"room-update":         (*Gateway).roomUpdate,
+	"guest-update":        (*Gateway).guestUpdate,
+	"room-close":          (*Gateway).roomClose,
+	"rooms-watch":         (*Gateway).roomsWatch,
+	"rooms-unwatch":       (*Gateway).roomsUnwatch,
+	"settings-get":        (*Gateway).settingsGet,
+	"settings-set":        (*Gateway).settingsSet,
+	"channel-subscribe":   (*Gateway).channelSubscribe,
+	"channel-unsubscribe": (*Gateway).channelUnsubscribe,
+	"channel-publish":     (*Gateway).channelPublish,
 }
 
 // Event handles what a client sends.
@@ -183,9 +230,6 @@ func (m *member) runChanges() {
 		f()
 	}
 }
-
-// Broadcast sends what others get too.
-func (m *member) Broadcast(b *replica.Broadcast) bool { return m.SendRaw(b.Wire(EncodeEvent)) }
 
 // Replaced ends the connection for a newer one of the same peer.
 func (m *member) Replaced(recovered bool) {

@@ -1,0 +1,359 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"holdfast/replica"
+	"holdfast/store"
+)
+
+// come admits a client with its channels as the gateway does. pid and offset are what it shows.
+func (n *testNode) come(peer, pid, offset string) *testClient {
+	n.w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	var plan *Plan
+	if pid != "" {
+		var err error
+		if plan, err = n.relay.Channels().Prepare(ctx, pid, offset); err != nil {
+			n.w.t.Fatal(err)
+		}
+		if plan == nil {
+			pid = ""
+		}
+	}
+	c := &testClient{
+		n: n, requests: make(chan testRequest, 64), events: make(chan string, 64), replaced: make(chan bool, 1),
+		session: &replica.Session{User: "u", Peer: peer, Connection: n.rep.NewConnection(), SID: ulid.Make().String(), PID: ulid.Make().String()},
+	}
+	c.session.Link = c
+	if err := n.rep.Connect(ctx, c.session, pid, ulid.Make().String()); err != nil {
+		n.w.t.Fatal(err)
+	}
+	if !c.session.Recovered {
+		plan = nil
+	}
+	if err := n.relay.Channels().Open(ctx, c.session, plan, nil); err != nil {
+		n.w.t.Fatal(err)
+	}
+	return c
+}
+
+// again is the client's return to a node with what it has seen.
+func (c *testClient) again(n *testNode) *testClient {
+	n.w.t.Helper()
+	return n.come(c.session.Peer, c.session.PID, c.offset())
+}
+
+func (c *testClient) offset() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.got) == 0 {
+		return c.last
+	}
+	return c.got[len(c.got)-1].Offset
+}
+
+// drop ends the connection, which may be half open: the server is told only if it is.
+func (c *testClient) drop(told bool) {
+	c.cut()
+	if told {
+		c.n.relay.Channels().Close(c.session)
+		c.n.relay.Gone(c.session)
+		c.n.rep.Disconnect(c.session, "test", false)
+	}
+}
+
+func (c *testClient) subscribe(channel string) {
+	c.n.w.t.Helper()
+	if err := c.n.relay.Channels().Subscribe(c.n.w.t.Context(), c.session, channel); err != nil {
+		c.n.w.t.Fatal(err)
+	}
+}
+
+func (n *testNode) publish(channel string, bodies ...string) {
+	n.w.t.Helper()
+	done := make(chan error, len(bodies))
+	for _, b := range bodies {
+		n.relay.Channels().Publish(Publication{Channel: channel, Event: "e", Data: []byte(b)}, func(_ string, err error) { done <- err })
+	}
+	for range bodies {
+		if err := <-done; err != nil {
+			n.w.t.Fatal(err)
+		}
+	}
+}
+
+func (c *testClient) bodies() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []string
+	for _, b := range c.got {
+		list = append(list, string(slices.Concat(b.Args...)))
+	}
+	return strings.Join(list, " ")
+}
+
+func (c *testClient) gets(want string) {
+	c.n.w.t.Helper()
+	for end := time.Now().Add(8 * time.Second); c.bodies() != want; time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.n.w.t.Fatalf("%s got %q, want %q", c.session.Peer, c.bodies(), want)
+		}
+	}
+}
+
+func (c *testClient) wantRecovered(want bool) *testClient {
+	c.n.w.t.Helper()
+	if c.session.Recovered != want {
+		c.n.w.t.Fatalf("recovered is %v, want %v", c.session.Recovered, want)
+	}
+	return c
+}
+
+func eachPartitioning(t *testing.T, test func(t *testing.T, partitions int)) {
+	for _, n := range []int{1, 4} {
+		t.Run(fmt.Sprintf("partitions=%d", n), func(t *testing.T) { test(t, n) })
+	}
+}
+
+func newPartitionedWorld(t *testing.T, replicas, partitions int) *world {
+	w := newWorldOf(t, 0, testGrace)
+	w.partitions = partitions
+	for i := range replicas {
+		w.nodes = append(w.nodes, w.start(fmt.Sprintf("r%d", i+1)))
+	}
+	return w
+}
+
+func TestChannelsReachAllInOneOrder(t *testing.T) {
+	eachPartitioning(t, func(t *testing.T, partitions int) {
+		w := newPartitionedWorld(t, 2, partitions)
+		a, b, other := w.nodes[0].come("a", "", ""), w.nodes[1].come("b", "", ""), w.nodes[1].come("o", "", "")
+		a.subscribe("c:x")
+		b.subscribe("c:x")
+		other.subscribe("c:y")
+		const n = 300
+		for _, node := range w.nodes {
+			go func() {
+				for i := range n {
+					node.relay.Channels().Publish(Publication{Channel: "c:x", Event: "e", Data: fmt.Appendf(nil, "%s-%d", node.name, i)}, func(string, error) {})
+				}
+			}()
+		}
+		count := func(c *testClient) int { return len(strings.Fields(c.bodies())) }
+		w.eventually("all messages at both", func() bool { return count(a) == 2*n && count(b) == 2*n })
+		if a.bodies() != b.bodies() {
+			t.Fatal("the order differs")
+		}
+		if count(other) != 0 {
+			t.Fatal("a message went to who has not the channel")
+		}
+		if err := a.n.relay.Channels().Unsubscribe(t.Context(), a.session, "c:x"); err != nil {
+			t.Fatal(err)
+		}
+		w.nodes[0].publish("c:x", "last")
+		w.eventually("the last one at b", func() bool { return count(b) == 2*n+1 })
+		if count(a) != 2*n {
+			t.Fatal("a message came after the channel was given up")
+		}
+		w.nodes[0].publish("c:user:u", "mine")
+		w.eventually("the user's channel", func() bool { return count(a) == 2*n+1 && count(other) == 1 })
+		w.eventually("interest ends with the last subscriber", func() bool {
+			w.nodes[0].relay.Channels().mu.RLock()
+			defer w.nodes[0].relay.Channels().mu.RUnlock()
+			return w.nodes[0].relay.Channels().topics["c:x"] == nil
+		})
+	})
+}
+
+func TestRecoveryGivesWhatWasMissed(t *testing.T) {
+	eachPartitioning(t, func(t *testing.T, partitions int) {
+		w := newPartitionedWorld(t, 2, partitions)
+		n1, n2 := w.nodes[0], w.nodes[1]
+		pub := func(bodies ...string) {
+			for _, b := range bodies {
+				n2.publish("c:"+b[:1], b)
+			}
+		}
+		a := n1.come("a", "", "")
+		a.subscribe("c:x")
+		a.subscribe("c:y")
+		a.drop(true)
+		pub("x1", "y1")
+		// Before it ever received anything, and on another replica.
+		a = a.again(n2).wantRecovered(true)
+		want := "x1 y1"
+		if partitions > 1 {
+			w.eventually("both", func() bool { return len(strings.Fields(a.bodies())) == 2 })
+		} else {
+			a.gets(want)
+		}
+		// A second time, half open: nobody was told of the end.
+		a.drop(false)
+		pub("x2", "x3")
+		a = a.again(n1).wantRecovered(true)
+		a.gets("x2 x3")
+		pub("x4")
+		a.gets("x2 x3 x4")
+		// A third time, without having missed anything; then what comes goes on.
+		a.drop(true)
+		b := a.again(n2).wantRecovered(true)
+		pub("y2")
+		b.gets("y2")
+		// An attempt that fails destroys nothing.
+		b.drop(true)
+		pub("x5")
+		plan, err := n1.relay.Channels().Prepare(t.Context(), b.session.PID, b.offset())
+		if err != nil || plan == nil {
+			t.Fatal(plan, err)
+		}
+		b.again(n1).wantRecovered(true).gets("x5")
+	})
+}
+
+func TestKilledReplicasClientsRecover(t *testing.T) {
+	eachPartitioning(t, func(t *testing.T, partitions int) {
+		w := newPartitionedWorld(t, 2, partitions)
+		a := w.nodes[0].come("a", "", "")
+		a.subscribe("c:x")
+		w.nodes[1].publish("c:x", "1")
+		a.gets("1")
+		w.nodes[0].kill()
+		a.cut()
+		w.nodes[1].publish("c:x", "2", "3")
+		a = a.again(w.nodes[1]).wantRecovered(true)
+		a.gets("2 3")
+		w.nodes[1].publish("c:x", "4")
+		a.gets("2 3 4")
+	})
+}
+
+func TestOffsetsThatAreNotOurs(t *testing.T) {
+	w := newWorld(t, 1)
+	n := w.nodes[0]
+	a := n.come("a", "", "")
+	a.subscribe("c:x")
+	a.drop(true)
+	a.last = "some app's text"
+	a = a.again(n).wantRecovered(true) // nothing was there to miss
+	n.publish("c:x", "1")
+	a.gets("1")
+	a.drop(true)
+	b := n.come("a", a.session.PID, "some app's text").wantRecovered(false) // it may have got the message, or not
+	b.gets("")
+	b.subscribe("c:x")
+	b.drop(true)
+	n.publish("c:x", "2")
+	// The offset of an epoch that is no more: it got nothing in this one.
+	c := n.come("a", b.session.PID, cursor{{Epoch: "0badcafe", Seq: 77}}.String()).wantRecovered(true)
+	c.gets("2")
+	// Further than the store has ever been.
+	c.drop(true)
+	at, _ := parseCursor(c.offset(), 1)
+	at[0].Seq += 10
+	n.come("a", c.session.PID, at.String()).wantRecovered(false)
+}
+
+func TestExceededHistoryIsNoticed(t *testing.T) {
+	w := newWorldOf(t, 0, testGrace)
+	w.channels = ChannelConfig{History: 10}
+	n := w.start("r1")
+	a, b := n.come("a", "", ""), n.come("b", "", "")
+	a.subscribe("c:x")
+	b.subscribe("c:x")
+	a.drop(true)
+	b.drop(true)
+	for i := range 10 {
+		n.publish("c:x", fmt.Sprint(i))
+	}
+	a = a.again(n).wantRecovered(true)
+	a.gets("0 1 2 3 4 5 6 7 8 9")
+	for i := range 20 {
+		n.publish("c:x", fmt.Sprint(i))
+	}
+	b.again(n).wantRecovered(false).gets("")
+}
+
+func TestEmptiedStoreBeginsAnew(t *testing.T) {
+	eachPartitioning(t, func(t *testing.T, partitions int) {
+		w := newPartitionedWorld(t, 2, partitions)
+		a, idle := w.nodes[0].come("a", "", ""), w.nodes[0].come("idle", "", "")
+		a.subscribe("c:x")
+		w.nodes[1].publish("c:x", "1")
+		a.gets("1")
+		w.flush()
+		w.eventually("the client with a channel is sent away", func() bool {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return a.gone
+		})
+		a.drop(true)
+		a = a.again(w.nodes[1]).wantRecovered(false)
+		a.subscribe("c:x")
+		w.nodes[0].publish("c:x", "2")
+		a.gets("2")
+		w.nodes[1].publish("c:user:u", "3")
+		idle.gets("3")
+		idle.mu.Lock()
+		gone := idle.gone
+		idle.mu.Unlock()
+		if gone {
+			t.Fatal("a client without channels was sent away")
+		}
+		idle.drop(true)
+		w.nodes[1].publish("c:user:u", "4")
+		idle.again(w.nodes[1]).wantRecovered(true).gets("4")
+	})
+}
+
+func TestVanishedInboxIsRepaired(t *testing.T) {
+	eachPartitioning(t, func(t *testing.T, partitions int) {
+		w := newPartitionedWorld(t, 2, partitions)
+		a := w.nodes[0].come("a", "", "")
+		a.subscribe("c:x")
+		w.nodes[1].publish("c:x", "1")
+		a.gets("1")
+		in, _, _ := w.nodes[0].rep.Self()
+		in.Partition = store.PartitionOf("c:x", partitions)
+		if err := w.nodes[1].st.DropInbox(t.Context(), in); err != nil {
+			t.Fatal(err)
+		}
+		w.nodes[1].publish("c:x", "2", "3")
+		a.gets("1 2 3")
+		w.nodes[1].publish("c:x", "4")
+		a.gets("1 2 3 4")
+	})
+}
+
+func TestRoomMessagesForSome(t *testing.T) {
+	w := newWorldOf(t, 0, testGrace)
+	w.channels = ChannelConfig{For: func(s *replica.Session, room, to string) bool { return room == "r" && s.Peer == to }}
+	n := w.start("r1")
+	a, b := n.come("a", "", ""), n.come("b", "", "")
+	a.subscribe("r:r")
+	b.subscribe("r:r")
+	send := func(to, body string) {
+		done := make(chan error, 1)
+		n.relay.Channels().Publish(Publication{Channel: "r:r", Event: "e", To: to, Data: []byte(body)}, func(_ string, err error) { done <- err })
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("a", "1")
+	send("", "2")
+	send("b", "3")
+	a.gets("1 2")
+	b.gets("2 3")
+	a.drop(true)
+	send("b", "4")
+	send("a", "5")
+	a.again(n).wantRecovered(true).gets("5")
+}

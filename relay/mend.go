@@ -1,0 +1,320 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"holdfast/replica"
+	"holdfast/store"
+)
+
+const (
+	repairBatch   = 100 // channels in one script
+	repairWorkers = 16
+)
+
+var errEpoch = errors.New("the epoch of the partition has changed meanwhile")
+
+// lose says that messages of the partition may be missing from now on.
+func (p *partition) lose() {
+	p.c.order.Lock()
+	defer p.c.order.Unlock()
+	p.repair()
+}
+
+// repair looks for what the inbox did not bring, in the histories of all channels. The caller holds order.
+func (p *partition) repair() {
+	p.again = true
+	if p.repairing {
+		return
+	}
+	p.repairing, p.done = true, make(chan struct{})
+	p.c.work.Add(1)
+	go p.runRepair(p.life)
+}
+
+// runRepair ends when it has succeeded, or with the incarnation, or the relay.
+func (p *partition) runRepair(life int) {
+	c := p.c
+	defer c.work.Done()
+	ctx := c.r.context()
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		c.order.Lock()
+		if p.life != life {
+			c.order.Unlock()
+			return
+		}
+		p.again = false
+		c.order.Unlock()
+		err := p.repairOnce(ctx, life)
+		c.order.Lock()
+		if p.life == life && (err == nil && !p.again || ctx.Err() != nil) {
+			p.resume()
+			c.order.Unlock()
+			return
+		}
+		c.order.Unlock()
+		if err == nil {
+			continue
+		}
+		c.log.Debug().Err(err).Int("partition", p.n).Msg("repair of channels")
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+	}
+}
+
+// resume hands out what came during a repair. The caller holds order.
+func (p *partition) resume() {
+	if !p.repairing {
+		return
+	}
+	p.repairing = false
+	close(p.done)
+	held := p.held
+	p.held = nil
+	for _, a := range held {
+		p.hand(a)
+	}
+}
+
+// reset forgets everything: the incarnation has ended. The caller holds order.
+func (p *partition) reset() {
+	p.life++
+	p.held = nil
+	p.resume()
+	p.at, p.inbox, p.top, p.broken = store.Mark{}, 0, 0, false
+}
+
+// repairOnce makes this replica interested in all that its clients have, and hands out what the histories have
+// beyond the mark.
+func (p *partition) repairOnce(ctx context.Context, life int) error {
+	c := p.c
+	got, err := c.ask(ctx, p, store.SubscribeNone, "", nil)
+	if err != nil {
+		return err
+	}
+	c.order.Lock()
+	if p.life == life && p.at.Epoch != got.Epoch {
+		if p.at.Epoch == "" {
+			p.at = store.Mark{Epoch: got.Epoch}
+		} else {
+			p.turn(got.Epoch, got.Base)
+		}
+	}
+	c.order.Unlock()
+	topics, autos := p.local()
+	for batch := range slices.Chunk(topics, repairBatch) {
+		again, err := c.ask(ctx, p, store.SubscribeNone, "", batch)
+		if err != nil {
+			return err
+		}
+		if again.Epoch != got.Epoch {
+			return errEpoch
+		}
+		got.Mark = again.Mark
+	}
+	if err := p.remake(ctx, autos, got.Epoch); err != nil {
+		return err
+	}
+	topics, _ = p.local() // also those of which interest began meanwhile, maybe before the mark
+	return p.catchUp(ctx, topics, got.Mark, life)
+}
+
+// local lists the channels of the partition that clients have here, and the subscriptions whose record is lost.
+func (p *partition) local() (topics []*topic, lost []*subscription) {
+	c := p.c
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, t := range c.topics {
+		if t.part == p {
+			topics = append(topics, t)
+		}
+	}
+	for _, sub := range c.subs {
+		sub.mu.Lock()
+		for _, e := range sub.topics {
+			if e.topic.part == p && e.unrecorded {
+				lost = append(lost, e)
+			}
+		}
+		sub.mu.Unlock()
+	}
+	return topics, lost
+}
+
+// turn begins a new epoch: what the clients have got says nothing about it. Those with channels of their own come
+// back for a fresh session, since messages for them may be lost without a trace; the others go on, and are given
+// everything that the new epoch has for them. The caller holds order.
+func (p *partition) turn(epoch string, base uint64) {
+	c := p.c
+	c.log.Warn().Int("partition", p.n).Str("former", p.at.Epoch).Str("now", epoch).
+		Msg("the store has lost messages of channels: the clients that have channels begin anew")
+	c.figures.Losses.With("epoch").Inc()
+	p.at = store.Mark{Epoch: epoch, Seq: base}
+	p.inbox, p.top, p.broken = base, base, false
+	c.mu.Lock()
+	var lost []*subscriber
+	for _, sub := range c.subs {
+		sub.mu.Lock()
+		own := false // it has channels of its own here
+		for _, e := range sub.topics {
+			if e.topic.part != p || e.since == undecided {
+				continue // that one sees that the epoch is another
+			}
+			own = own || !e.auto
+			e.since, e.unrecorded = base, true
+		}
+		if own && !sub.gone {
+			sub.gone, sub.held = true, nil
+			lost = append(lost, sub)
+		}
+		sub.mu.Unlock()
+	}
+	for _, t := range c.topics {
+		if t.part == p {
+			t.floor, t.known = base, true
+		}
+	}
+	c.mu.Unlock()
+	c.cut(lost)
+}
+
+// cut sends clients away whose sessions cannot go on: they come back for fresh ones.
+func (c *Channels) cut(lost []*subscriber) {
+	c.figures.lost.Add(uint64(len(lost)))
+	for _, sub := range lost {
+		sub.session.Link.Reconnect(replica.WhyLost)
+	}
+}
+
+// remake writes the records of sessions again that have only what the server gives to each.
+func (p *partition) remake(ctx context.Context, lost []*subscription, epoch string) error {
+	return each(lost, func(e *subscription) error {
+		s := e.sub
+		s.mu.Lock()
+		skip := s.gone || e.over || !e.auto
+		s.mu.Unlock()
+		if skip {
+			return nil
+		}
+		got, err := p.c.ask(ctx, p, store.SubscribeBase, s.session.PID, []*topic{e.topic})
+		if err == nil && got.Epoch != epoch {
+			err = errEpoch
+		}
+		if err == nil {
+			s.mu.Lock()
+			e.unrecorded = false
+			s.mu.Unlock()
+		}
+		return err
+	})
+}
+
+// each calls f for all of the list, some at a time, and returns an error if there was one.
+func each[T any](list []T, f func(T) error) error {
+	slots := make(chan struct{}, repairWorkers)
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var failed error
+	for _, v := range list {
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			if err := f(v); err != nil {
+				mu.Lock()
+				failed = err
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	return failed
+}
+
+// catchUp hands out what the histories have of the topics after the partition's mark and up to another one.
+func (p *partition) catchUp(ctx context.Context, topics []*topic, to store.Mark, life int) error {
+	c := p.c
+	c.order.Lock()
+	from := p.at
+	c.order.Unlock()
+	if from.Epoch != to.Epoch {
+		return errEpoch
+	}
+	var mu sync.Mutex
+	var found []recorded
+	var holes []*topic
+	err := each(topics, func(t *topic) error {
+		c.mu.RLock()
+		after := max(from.Seq, t.floor)
+		c.mu.RUnlock()
+		page, err := c.read(ctx, t.name, p, after)
+		if errors.Is(err, store.ErrTooMuch) {
+			page, err = &past{Past: store.Past{Mark: to, Trimmed: to.Seq}}, nil
+		}
+		if err != nil {
+			return err
+		}
+		if page.Epoch != to.Epoch && page.Epoch != "" {
+			return errEpoch
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if page.Trimmed > after {
+			holes = append(holes, t)
+			return nil
+		}
+		for _, m := range page.messages {
+			if m.seq > after && m.seq <= to.Seq {
+				found = append(found, m)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(found, func(a, b recorded) int { return cmp.Compare(a.seq, b.seq) })
+
+	c.order.Lock()
+	defer c.order.Unlock()
+	if p.life != life || p.at.Epoch != to.Epoch {
+		return errEpoch
+	}
+	c.dropHoles(holes)
+	for _, m := range found {
+		p.hand(arrival{Mark: store.Mark{Epoch: to.Epoch, Seq: m.seq}, message: m.message, known: m.known})
+	}
+	p.at.Seq = max(p.at.Seq, to.Seq)
+	if len(found) > 0 {
+		c.figures.Count.With("repaired").Add(uint64(len(found)))
+		c.log.Warn().Int("messages", len(found)).Int("partition", p.n).Msg("messages that the inbox did not bring were found in the histories")
+	}
+	return nil
+}
+
+// dropHoles sends the clients away for whom a history does not have everything any more.
+func (c *Channels) dropHoles(holes []*topic) {
+	var lost []*subscriber
+	c.mu.RLock()
+	for _, t := range holes {
+		c.figures.Losses.With("history-exceeded").Inc()
+		for _, e := range t.subs {
+			e.sub.mu.Lock()
+			if !e.over && !e.sub.gone {
+				e.sub.gone, e.sub.held = true, nil
+				lost = append(lost, e.sub)
+			}
+			e.sub.mu.Unlock()
+		}
+	}
+	c.mu.RUnlock()
+	c.cut(lost)
+}

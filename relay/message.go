@@ -1,0 +1,97 @@
+package relay
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"holdfast/store"
+)
+
+// message is one message of a channel. In a history and in the inboxes it is
+//
+//	its length as a uvarint, one byte of form (0), channel, event and to, each with its length as a uvarint
+//	before it, and the data
+//
+// Forms of a newer build are passed over by older ones.
+type message struct {
+	Channel string // with the letter of its kind
+	Event   string
+	To      string // of a room: for whom
+	Data    []byte // raw JSON arguments of the event, with commas between; may be empty
+}
+
+const plainForm = 0
+
+var errMessage = errors.New("malformed channel message")
+
+func (m *message) encode() []byte {
+	parts := [...]string{m.Channel, m.Event, m.To}
+	size := 1 + len(m.Data)
+	for _, s := range parts {
+		size += uvarintLen(len(s)) + len(s)
+	}
+	b := make([]byte, 0, uvarintLen(size)+size)
+	b = append(binary.AppendUvarint(b, uint64(size)), plainForm)
+	for _, s := range parts {
+		b = append(binary.AppendUvarint(b, uint64(len(s))), s...)
+	}
+	return append(b, m.Data...)
+}
+
+func uvarintLen(n int) int {
+	l := 1
+	for ; n >= 0x80; n >>= 7 {
+		l++
+	}
+	return l
+}
+
+// decodeMessage reads what encode made, and returns what comes after it. Data aliases b. known is false for a form of
+// a newer build.
+func decodeMessage(b []byte) (m message, known bool, rest []byte, err error) {
+	body, rest, err := cut(b)
+	if err != nil || len(body) == 0 {
+		return m, false, nil, fmt.Errorf("%w: length", errMessage)
+	}
+	if body[0] != plainForm {
+		return m, false, rest, nil
+	}
+	body = body[1:]
+	for _, into := range []*string{&m.Channel, &m.Event, &m.To} {
+		var part []byte
+		if part, body, err = cut(body); err != nil {
+			return m, false, nil, fmt.Errorf("%w: %w", errMessage, err)
+		}
+		*into = string(part)
+	}
+	m.Data = body
+	return m, true, rest, nil
+}
+
+// arrival is a message as an inbox has it.
+type arrival struct {
+	store.Mark
+	message
+	known bool
+}
+
+// decodeArrival reads the first channel message of an inbox's entry, which begins with store.ChannelByte.
+func decodeArrival(b []byte) (a arrival, rest []byte, err error) {
+	const head = 1 + store.EpochLength
+	end := -1
+	if len(b) > head {
+		end = bytes.IndexByte(b[head:], ' ')
+	}
+	if end < 0 {
+		return a, nil, fmt.Errorf("%w: number", errMessage)
+	}
+	a.Epoch = string(b[1:head])
+	if a.Seq, err = strconv.ParseUint(string(b[head:head+end]), 10, 64); err != nil {
+		return a, nil, fmt.Errorf("%w: number", errMessage)
+	}
+	a.message, a.known, rest, err = decodeMessage(b[head+end+1:])
+	return a, rest, err
+}
