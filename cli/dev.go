@@ -62,6 +62,7 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 		n, err := newNode(nodeConfig{
 			Instance: fmt.Sprintf("dev-%d", i+1), Advertise: "http://" + at, Listen: at,
 			Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Keeping: c.keeping(),
+			Channels: c.channels(), Partitions: c.Partitions,
 			Auth: transport.Authenticator{Insecure: true}, Wire: wire, Rooms: c.rooms(), Hook: hook,
 			Base: from.base, Log: log.With().Int("replica", i+1).Logger(),
 			Open: embedded.Open,

@@ -22,22 +22,24 @@ import (
 
 // nodeConfig is all that one replica is made of.
 type nodeConfig struct {
-	Instance  string
-	Advertise string
-	Listen    string
-	Graces    commands.Graces
-	Patience  time.Duration
-	LateAck   time.Duration
-	Lease     time.Duration
-	Drain     time.Duration
-	Keeping   replica.Keeping
-	Auth      transport.Authenticator
-	Wire      transport.Options
-	Rooms     transport.Rooms
-	Base      func() *projections.State // as in replica.Config
-	Hook      transport.RoomHookConfig
-	Log       zerolog.Logger
-	Admin     *admin // nil for none
+	Instance   string
+	Advertise  string
+	Listen     string
+	Graces     commands.Graces
+	Patience   time.Duration
+	LateAck    time.Duration
+	Lease      time.Duration
+	Drain      time.Duration
+	Keeping    replica.Keeping
+	Auth       transport.Authenticator
+	Wire       transport.Options
+	Rooms      transport.Rooms
+	Base       func() *projections.State // as in replica.Config
+	Hook       transport.RoomHookConfig
+	Log        zerolog.Logger
+	Admin      *admin // nil for none
+	Channels   relay.ChannelConfig
+	Partitions int
 	// Open connects to the store; it is tried again while the store is unavailable.
 	Open func() (*store.Store, error)
 }
@@ -98,12 +100,19 @@ func (n *node) Run(ctx context.Context) error {
 		return err
 	}
 
+	if err := n.claimPartitions(ctx, st); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+
 	metrics := transport.NewMetrics()
 	rep := replica.New(replica.Config{
 		Instance: n.cfg.Instance, URL: n.cfg.Advertise, Graces: n.cfg.Graces, Patience: n.cfg.Patience,
-		LeaseTTL: n.cfg.Lease, Keeping: n.cfg.Keeping, Base: n.cfg.Base, Log: n.cfg.Log,
+		LeaseTTL: n.cfg.Lease, Partitions: n.cfg.Partitions, Keeping: n.cfg.Keeping, Base: n.cfg.Base, Log: n.cfg.Log,
 	}, st)
-	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone})
+	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone, Channels: n.cfg.Channels})
 	gate := transport.NewGateway(rep, rel, relay.NewAudience(rep), n.cfg.Auth, n.cfg.Rooms, n.cfg.Log)
 	clients := transport.NewServer(n.cfg.Wire, gate)
 	n.cfg.Admin.watch(rep)
@@ -196,6 +205,30 @@ func (n *node) open(ctx context.Context) (*store.Store, error) {
 		case <-time.After(200*time.Millisecond + rand.N(200*time.Millisecond)):
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		}
+	}
+}
+
+// claimPartitions makes sure that all replicas of the namespace have the same partitions.
+func (n *node) claimPartitions(ctx context.Context, st *store.Store) error {
+	if n.cfg.Partitions == 0 {
+		n.cfg.Partitions = 1
+	}
+	for {
+		stored, err := st.ClaimPartitions(ctx, n.cfg.Partitions)
+		switch {
+		case err == nil && stored == n.cfg.Partitions:
+			return nil
+		case err == nil:
+			return fmt.Errorf("this namespace has %d partitions, --partitions (HOLDFAST_PARTITIONS) says %d: give %d, or another --namespace "+
+				"(docs/operations.md, Partitions)", stored, n.cfg.Partitions, stored)
+		case !errors.Is(err, store.ErrUnavailable):
+			return err
+		}
+		select {
+		case <-time.After(200*time.Millisecond + rand.N(200*time.Millisecond)):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }

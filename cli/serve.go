@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/commands"
+	"holdfast/relay"
 	"holdfast/replica"
 	"holdfast/store"
 	"holdfast/transport"
@@ -54,6 +55,9 @@ type Limits struct {
 	RoomHook        string        `placeholder:"URL" help:"HTTP server that is told when this replica becomes the owner of a room, and when rooms end or move: docs/operations.md, The room hook."`
 	RoomHookKey     string        `placeholder:"KEY" help:"Secret that signs these calls, 16 bytes at least. Required with --room-hook."`
 	RoomHookTimeout time.Duration `default:"5s" help:"How long one of these calls may take before it is tried again."`
+	HistoryMessages int           `default:"1000" help:"Messages of each channel that a client can be given when it comes back, at least."`
+	HistoryBytes    int           `default:"16777216" help:"Bytes that the history of one channel may take, about; goes before --history-messages."`
+	Partitions      int           `default:"1" help:"Partitions of the data plane, fixed when the namespace is first used. More than 1 spreads channels over the nodes of a Redis Cluster."`
 	Patience        time.Duration `default:"5s" help:"How long a request waits for the log before it fails with STORE_UNAVAILABLE."`
 	SnapshotEvents  int           `default:"10000" help:"Events after which a snapshot of the state is due, so that starts are fast."`
 	SnapshotEvery   time.Duration `default:"5m" help:"Time after which one is due if anything has happened."`
@@ -86,6 +90,14 @@ func (l Limits) rooms() transport.Rooms {
 	}}
 }
 
+// channels: a client may be given at its recovery half of what may wait for it.
+func (l Limits) channels() relay.ChannelConfig {
+	return relay.ChannelConfig{
+		History: l.HistoryMessages, HistoryBytes: l.HistoryBytes, Silence: l.PingInterval + l.PingTimeout,
+		MaxMissed: max(1, l.OutboxMessages/2), MaxMissedBytes: max(1, l.OutboxBytes/2),
+	}
+}
+
 func (l Limits) check() error {
 	for name, d := range map[string]time.Duration{
 		"--patience": l.Patience, "--ping-interval": l.PingInterval, "--ping-timeout": l.PingTimeout, "--late-ack": l.LateAck,
@@ -106,10 +118,14 @@ func (l Limits) check() error {
 		"--max-payload": l.MaxPayload, "--outbox-bytes": l.OutboxBytes, "--outbox-messages": l.OutboxMessages,
 		"--snapshot-events": l.SnapshotEvents, "--max-room-peers": l.MaxRoomPeers, "--max-peer-rooms": l.MaxPeerRooms,
 		"--max-room-state": l.MaxRoomState, "--max-meta": l.MaxMeta,
+		"--history-messages": l.HistoryMessages, "--history-bytes": l.HistoryBytes,
 	} {
 		if n <= 0 {
 			return usageError{fmt.Sprintf("%s must be more than 0", name)}
 		}
+	}
+	if l.Partitions < 1 || l.Partitions > store.MaxPartitions {
+		return usageError{fmt.Sprintf("--partitions must be 1 to %d", store.MaxPartitions)}
 	}
 	if l.RetainMemory < 0 {
 		return usageError{"--retain-memory must not be negative; 0 is no bound"}
@@ -156,6 +172,7 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,
 		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain, Keeping: c.keeping(),
 		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Rooms: c.rooms(), Hook: hook, Log: log, Admin: adm,
+		Channels: c.channels(), Partitions: c.Partitions,
 		Open: func() (*store.Store, error) {
 			return store.Open(store.Options{URL: c.Redis, Namespace: c.Namespace, Replicated: c.Durability == "replicated"})
 		},

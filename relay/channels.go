@@ -186,6 +186,13 @@ const historySlack = 30 * time.Second
 // Metrics are the channels' figures.
 func (c *Channels) Metrics() *ChannelMetrics { return &c.figures }
 
+// Len is how many channels clients have here.
+func (c *Channels) Len() int {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return len(c.topics)
+}
+
 // SetFor sets ChannelConfig.For. Only before the replica runs.
 func (c *Channels) SetFor(f func(s *replica.Session, room, to string) bool) { c.cfg.For = f }
 

@@ -41,6 +41,9 @@ func (c *Counter) Inc() { c.n.Add(1) }
 // Add adds n.
 func (c *Counter) Add(n uint64) { c.n.Add(n) }
 
+// Load is how far it has counted.
+func (c *Counter) Load() uint64 { return c.n.Load() }
+
 // With is the counter of a name.
 func (c *Counters) With(name string) *Counter {
 	c.mu.Lock()

@@ -162,7 +162,7 @@ const (
 func (w *owner) Applied([]events.Record) {}
 
 // Receive does nothing.
-func (w *owner) Receive([]store.Message, bool) {}
+func (w *owner) Receive(int, []store.Message, bool) {}
 
 // Fenced does nothing: release has been called.
 func (w *owner) Fenced() {}

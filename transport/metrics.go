@@ -115,6 +115,16 @@ var (
 	descDigestMs      = desc("state_digest_position_ms", "Time part of the position of the digest, ms since 1970.")
 	descDigestSeq     = desc("state_digest_position_seq", "Sequence part of the position of the digest.")
 	descRunning       = desc("calls_running", "Calls under way from here.")
+	descPublished     = desc("channel_messages_published_total", "Messages that clients of this replica published to channels.")
+	descDelivered     = desc("channel_messages_delivered_total", "Messages of channels that were handed to clients here.")
+	descChannels      = desc("channels", "Channels that clients have here.")
+	descRecovered     = desc("sessions_recovered_total", "Sessions that went on here with all that they missed.")
+	descReplayed      = desc("channel_messages_replayed_total", "Messages that they were given as missed.")
+	descHistories     = desc("channel_histories_read_total", "Readings of a channel's history; clients that come back together share them.")
+	descFresh         = desc("sessions_not_recovered_total", "Sessions that came back and had to begin anew, by why.", "why")
+	descLosses        = desc("channel_losses_total", "Accidents that lost messages of channels or may have, by what.", "what")
+	descLostSessions  = desc("channel_sessions_cut_total", "Clients sent away because messages for them are lost or may be.")
+	descRepaired      = desc("channel_messages_repaired_total", "Messages that the inbox did not bring and a history had.")
 	descReplicas      = desc("replicas", "Live replicas, as this one sees it.")
 	descPeers         = desc("peers", "Peers known, connected or away.")
 	descRegistrations = desc("registrations", "Registrations known, lapsed ones included.")
@@ -173,6 +183,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descDigestMs, float64(digest.Position.Ms))
 	gauge(descDigestSeq, float64(digest.Position.Seq))
 	gauge(descRunning, float64(c.relay.Running()))
+	c.channels(gauge, count)
 	c.rep.View(func(s *projections.State) {
 		if !s.Position.IsZero() {
 			gauge(descAge, c.rep.Now().Sub(s.Now()).Seconds())
@@ -182,4 +193,19 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(descPeers, float64(s.PeerCount()))
 		gauge(descRegistrations, float64(s.RegistrationCount()))
 	})
+}
+
+// channels shows the figures of the channels.
+func (c *collector) channels(gauge func(*prometheus.Desc, float64, ...string), count func(*prometheus.Desc, uint64, ...string)) {
+	channels := c.relay.Channels()
+	f := channels.Metrics()
+	gauge(descChannels, float64(channels.Len()))
+	for name, d := range map[string]*prometheus.Desc{
+		"published": descPublished, "delivered": descDelivered, "recovered": descRecovered, "replayed": descReplayed,
+		"histories-read": descHistories, "lost-sessions": descLostSessions, "repaired": descRepaired,
+	} {
+		count(d, f.Count.With(name).Load())
+	}
+	f.Fresh.Each(func(why string, n uint64) { count(descFresh, n, why) })
+	f.Losses.Each(func(what string, n uint64) { count(descLosses, n, what) })
 }
