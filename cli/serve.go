@@ -90,11 +90,11 @@ func (l Limits) rooms() transport.Rooms {
 	}}
 }
 
-// channels: a client may be given at its recovery half of what may wait for it.
+// channels: a client that was cut off because too much waited for it has missed that, and what came since.
 func (l Limits) channels() relay.ChannelConfig {
 	return relay.ChannelConfig{
 		History: l.HistoryMessages, HistoryBytes: l.HistoryBytes, Silence: l.PingInterval + l.PingTimeout,
-		MaxMissed: max(1, l.OutboxMessages/2), MaxMissedBytes: max(1, l.OutboxBytes/2),
+		MaxMissed: 2 * l.OutboxMessages, MaxMissedBytes: 4 * l.OutboxBytes,
 	}
 }
 

@@ -105,7 +105,7 @@ scenario('recovery from a half-open connection, which the server still holds for
     ws._socket.pause();
     ws.onclose = ws.onerror = ws.onmessage = () => {};
     s.io.engine.transport.doClose = () => {};
-    s.io.engine.onClose('transport error');
+    s.io.engine._onClose('transport error');
   });
   for (const i of range(5)) noFailure([await publish(publisher, channel, i)]);
   await back(x.urls[1]);
@@ -200,7 +200,7 @@ scenario('a history that does not reach back: a fresh session; the last messages
 });
 
 scenario('a client that reads too slowly is closed, and recovers what it missed', async (x) => {
-  const { clients } = await x.alone({ replicas: 1, flags: { 'outbox-messages': 400, 'history-messages': 1000, 'outbox-bytes': 8_000_000 } });
+  const { clients } = await x.alone({ replicas: 1, flags: { 'outbox-messages': 200, 'history-messages': 2000 } });
   Object.assign(clients, { user: x.user });
   const channel = fresh('slow');
   const l = await listener(clients, 0, [channel]);
@@ -209,14 +209,13 @@ scenario('a client that reads too slowly is closed, and recovers what it missed'
   tcp.pause();
   const big = 'x'.repeat(20_000);
   const answers = [];
-  for (let i = 0; i < 600; i += 20) answers.push(...await Promise.all(range(20).map((n) => publish(publisher, channel, `${i + n} ${big}`))));
-  noFailure(answers, 600);
+  for (let i = 0; i < 800; i += 20) answers.push(...await Promise.all(range(20).map((n) => publish(publisher, channel, `${i + n} ${big}`))));
+  noFailure(answers, 800);
   tcp.resume();
   await waitFor('the client was closed and has come back', () => l.ends.length >= 1 && l.connected, 20_000);
-  if (l.begun.at(-1)) await waitFor('all is there', () => l.got.length >= 600, 20_000);
-  const numbers = l.got.map((s) => Number(s.split(' ')[0]));
-  assert.deepEqual(numbers, range(numbers.length), 'what came is without gap or double');
-  assert.ok(numbers.length > 0 && numbers.length <= 600);
+    assert.equal(l.begun.at(-1), true);
+  await waitFor('all is there', () => l.got.length >= 800, 20_000);
+  assert.deepEqual(l.got.map((s) => Number(s.split(' ')[0])), range(800));
 });
 
 scenario('S1.23 calls go on while 5,000 messages a second pass through', async (x) => {

@@ -45,8 +45,9 @@ type ChannelConfig struct {
 	HistoryBytes int
 	// Silence is how long a connection may be dead before its end is noticed, at most. Default 45 s.
 	Silence time.Duration
-	// MaxMissed and MaxMissedBytes bound what one client may be given at its recovery: a part of what may wait for
-	// it. More is not recovered. Default 5000 and 2 MiB.
+	// MaxMissed and MaxMissedBytes bound what one client may be given at its recovery, in each partition. More is
+	// not recovered. They have to be well over what may wait for a client, or one that reads too slowly could not
+	// recover. Default 20000 and 16 MiB.
 	MaxMissed      int
 	MaxMissedBytes int
 	// For says whether a message of a room that is for some only is for this session. Nil: for nobody. It must not
@@ -148,7 +149,7 @@ func newChannels(r *Relay, cfg ChannelConfig) *Channels {
 	for _, d := range []struct {
 		v *int
 		d int
-	}{{&cfg.History, 1000}, {&cfg.HistoryBytes, 16 << 20}, {&cfg.MaxMissed, 5000}, {&cfg.MaxMissedBytes, 2 << 20}} {
+	}{{&cfg.History, 1000}, {&cfg.HistoryBytes, 16 << 20}, {&cfg.MaxMissed, 20_000}, {&cfg.MaxMissedBytes, 16 << 20}} {
 		if *d.v == 0 {
 			*d.v = d.d
 		}

@@ -183,15 +183,22 @@ func (c *Channels) missed(ctx context.Context, p int, channels map[string]uint64
 	if failed != nil {
 		return nil, failed
 	}
-	for i := range found {
-		bounds.messages--
-		bounds.bytes -= len(found[i].Data) + len(found[i].Event)
-	}
+	bounds.messages -= len(found)
+	bounds.bytes -= sizeOf(found)
 	if bounds.messages < 0 || bounds.bytes < 0 {
 		return nil, errExceeded
 	}
 	slices.SortFunc(found, func(a, b recorded) int { return cmp.Compare(a.seq, b.seq) })
 	return found, nil
+}
+
+// sizeOf is about what the messages take as packets.
+func sizeOf(messages []recorded) int {
+	size := 0
+	for i := range messages {
+		size += len(messages[i].Data) + len(messages[i].Event) + 2*maxOffset/store.MaxPartitions
+	}
+	return size
 }
 
 // errAgain: what was prepared does not hold any more; the client has to come once more.
@@ -285,7 +292,9 @@ func (c *Channels) resumePart(ctx context.Context, sub *subscriber, plan *Plan, 
 		return 0, err
 	}
 	n := 0
-	for _, m := range append(part.missed[:len(part.missed):len(part.missed)], more...) {
+	all := append(part.missed[:len(part.missed):len(part.missed)], more...)
+	sub.session.Link.Allow(len(all), sizeOf(all))
+	for _, m := range all {
 		if entries[m.Channel] == nil || got.Record[m.Channel] >= m.seq || !m.known {
 			continue
 		}

@@ -155,6 +155,8 @@ func (c *testClient) Broadcast(b *replica.Broadcast) bool {
 	return true
 }
 
+func (c *testClient) Allow(int, int) {}
+
 func (c *testClient) Request(_ string, id uint32, dropped func(), arg []byte) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -128,6 +128,7 @@ type link struct {
 func (*link) Emit(string, ...[]byte) bool                 { return true }
 func (*link) Broadcast(*Broadcast) bool                   { return true }
 func (*link) Request(string, uint32, func(), []byte) bool { return true }
+func (*link) Allow(int, int)                              {}
 func (l *link) Replaced(bool)                             { l.replaced.Add(1) }
 func (l *link) Reconnect(Why)                             { l.reconnects.Add(1) }
 

@@ -30,6 +30,7 @@ type outbox struct {
 	handed int // how many of the first are with the carrier; the others only if it is window
 	taken  int // how many of the first it is writing now, if it has gathered any
 	bytes  int
+	more   allowance
 }
 
 type parcel struct {
@@ -61,7 +62,7 @@ func (o *outbox) put(packet []byte, dropped func()) putResult {
 	if o.state != outboxOpen {
 		return putOver
 	}
-	if o.n >= o.maxMessages || o.bytes+len(packet) > o.maxBytes {
+	if o.n >= o.maxMessages+o.more.packets || o.bytes+len(packet) > o.maxBytes+o.more.bytes {
 		return putFull
 	}
 	o.grow()
@@ -130,6 +131,7 @@ func (o *outbox) sent() (packets, bytes int, last bool) {
 	}
 	o.bytes -= bytes
 	o.n -= packets
+	o.more.spend(packets, bytes)
 	o.handed, o.taken = 0, 0
 	if o.n > 0 {
 		o.hand()
