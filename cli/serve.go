@@ -94,7 +94,7 @@ func (l Limits) rooms() transport.Rooms {
 func (l Limits) channels() relay.ChannelConfig {
 	return relay.ChannelConfig{
 		History: l.HistoryMessages, HistoryBytes: l.HistoryBytes, Silence: l.PingInterval + l.PingTimeout,
-		MaxMissed: 2 * l.OutboxMessages, MaxMissedBytes: 4 * l.OutboxBytes,
+		MaxMissed: 2*l.OutboxMessages + l.HistoryMessages, MaxMissedBytes: 4 * l.OutboxBytes,
 	}
 }
 
