@@ -19,6 +19,7 @@ var ErrBenchErrors = errors.New("bench: there were errors, see the report")
 // BenchCmd measures servers from the outside, as their clients see them.
 type BenchCmd struct {
 	RPC     BenchRPCCmd     `cmd:"" name:"rpc" help:"Measure RPC calls between clients of one or more servers: calls per second and latency."`
+	Fanout  BenchFanoutCmd  `cmd:"" name:"fanout" help:"Publish to many subscribers: deliveries per second, latency, and what was lost, doubled or out of order."`
 	Connect BenchConnectCmd `cmd:"" name:"connect" help:"Open many idle connections: connections per second and the server's memory for each."`
 	Rooms   BenchRoomsCmd   `cmd:"" name:"rooms" help:"Let many peers join rooms: joins per second, latency, conflicts, and who hears of it. With --hold also how long rooms are without an owner that was killed meanwhile."`
 }
@@ -134,4 +135,39 @@ func writeBench(r benchReport, asJSON, failOnError bool) error {
 		err = ErrBenchErrors
 	}
 	return err
+}
+
+// BenchFanoutCmd is `bench fanout`.
+type BenchFanoutCmd struct {
+	URL         []string      `name:"url" required:"" placeholder:"URL" help:"Server to connect to. Repeat it: the subscribers connect to them in turn, the publishers to the last."`
+	Path        string        `default:"/socket.io/" help:"Path of the Socket.IO endpoint."`
+	User        string        `default:"bench" help:"User of all clients, sent as auth.user; for servers that run insecure."`
+	Token       string        `env:"HOLDFAST_BENCH_TOKEN" help:"JWT of all clients, sent as auth.token."`
+	Mode        string        `default:"channel" enum:"channel,room" help:"By which events, ${enum}: channel-subscribe and channel-publish, or room-join and room-emit, which other servers have too."`
+	Channels    int           `default:"1" help:"Channels, or rooms."`
+	Subscribers int           `short:"n" default:"100" help:"Subscribers of each channel, besides its publishers."`
+	Publishers  int           `default:"1" help:"Publishers; each publishes to one channel, which it has subscribed too."`
+	Window      int           `default:"16" help:"Messages of one publisher that have not come back to it yet, at most."`
+	Payload     int           `default:"200" help:"Size of a message's data, about."`
+	Rate        float64       `default:"0" help:"Messages per second over all publishers. 0: as fast as they come back."`
+	Warmup      time.Duration `default:"1s" help:"Time before the measurement, under the same load."`
+	Duration    time.Duration `short:"d" default:"10s" help:"Time of the measurement."`
+	KillPID     int           `name:"kill-pid" placeholder:"PID" help:"Kill this process meanwhile: the server of the first URL. Its clients come back to the other servers, and should miss nothing."`
+	KillAfter   time.Duration `default:"2s" help:"When, from the beginning of the measurement."`
+	JSON        bool          `name:"json" help:"Write the report as JSON."`
+	FailOnError bool          `help:"Exit with code 1 if anything was lost, doubled or out of order, or failed."`
+}
+
+// Run measures and writes the report to standard output.
+func (c *BenchFanoutCmd) Run(ctx context.Context) error {
+	report, err := hammer.RunFanout(ctx, hammer.FanoutOptions{
+		URLs: c.URL, Path: c.Path, User: c.User, Token: c.Token, Mode: c.Mode,
+		Channels: c.Channels, Subscribers: c.Subscribers, Publishers: c.Publishers, Window: c.Window,
+		Payload: c.Payload, Rate: c.Rate, Warmup: c.Warmup, Duration: c.Duration,
+		KillPID: c.KillPID, KillAfter: c.KillAfter, Progress: hammer.Terminal(),
+	})
+	if err != nil {
+		return err
+	}
+	return writeBench(report, c.JSON, c.FailOnError)
 }

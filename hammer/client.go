@@ -6,6 +6,7 @@
 package hammer
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -67,6 +68,8 @@ type Options struct {
 	// The waits between attempts double from ReconnectDelay (1 s) to
 	// ReconnectDelayMax (5 s), each varied by half. A first wait has them too.
 	ReconnectDelay, ReconnectDelayMax time.Duration
+	// Elsewhere are bases that attempts to come back go to in turn, after the one before. Empty: always the same.
+	Elsewhere []string
 	// ConnectTimeout bounds one attempt, 20 s if 0.
 	ConnectTimeout time.Duration
 
@@ -341,6 +344,10 @@ func (c *Client) reconnect(ctx context.Context, reason error) *link {
 			continue
 		}
 		delay = min(2*delay, c.options.ReconnectDelayMax)
+		if err := c.goElsewhere(); err != nil {
+			reason = err
+			break
+		}
 		l, err := c.connect(ctx)
 		if err == nil {
 			return l
@@ -352,6 +359,26 @@ func (c *Client) reconnect(ctx context.Context, reason error) *link {
 		c.err = reason
 	}
 	c.mu.Unlock()
+	return nil
+}
+
+// goElsewhere has the next attempt go to another server, if there are others.
+func (c *Client) goElsewhere() error {
+	if len(c.options.Elsewhere) == 0 {
+		return nil
+	}
+	targets := make([]string, len(c.options.Elsewhere))
+	next := 0
+	for i, base := range c.options.Elsewhere {
+		var err error
+		if targets[i], err = endpoint(base, c.options.Path); err != nil {
+			return err
+		}
+		if targets[i] == c.url {
+			next = (i + 1) % len(targets)
+		}
+	}
+	c.url = targets[next]
 	return nil
 }
 
@@ -427,7 +454,12 @@ func (c *Client) keepOffset(event string, args []json.RawMessage) {
 	offset := event
 	if len(args) > 0 {
 		last := args[len(args)-1]
-		if last[0] != '"' || json.Unmarshal(last, &offset) != nil {
+		if last[0] != '"' {
+			return
+		}
+		if bytes.IndexByte(last, '\\') < 0 {
+			offset = string(last[1 : len(last)-1])
+		} else if json.Unmarshal(last, &offset) != nil {
 			return
 		}
 	}
