@@ -196,13 +196,22 @@ func (c *Client) EmitWithAck(ctx context.Context, event string, args ...json.Raw
 // call is EmitWithAck, and ends with context.DeadlineExceeded when late has a
 // value: a timer that is used again costs less than a context for each call.
 func (c *Client) call(ctx context.Context, late <-chan time.Time, event string, args []json.RawMessage) (json.RawMessage, error) {
+	id, a, err := c.ask(event, args)
+	if err != nil {
+		return nil, err
+	}
+	return c.await(ctx, late, id, a)
+}
+
+// ask sends an event that wants an ack: those of one goroutine go out in the order of its calls. await has to follow.
+func (c *Client) ask(event string, args []json.RawMessage) (uint64, *answer, error) {
 	a := newAnswer()
 	c.mu.Lock()
 	l, err := c.link, c.offline()
 	if l == nil {
 		c.mu.Unlock()
 		answers.Put(a)
-		return nil, err
+		return 0, nil, err
 	}
 	id := c.nextID
 	c.nextID++
@@ -215,6 +224,11 @@ func (c *Client) call(ctx context.Context, late <-chan time.Time, event string, 
 	if err := l.eventWithAck(event, id, args); err != nil {
 		c.resolve(id, nil, err)
 	}
+	return id, a, nil
+}
+
+// await waits for the ack of what ask has sent.
+func (c *Client) await(ctx context.Context, late <-chan time.Time, id uint64, a *answer) (json.RawMessage, error) {
 	// An end either takes the place away, or the token is there or on its way.
 	select {
 	case <-a.ready:

@@ -326,26 +326,33 @@ func (f *fanout) publish(ctx context.Context, p *fanPublisher, pace *rate.Limite
 		}
 		body := p.head + strconv.FormatInt(n, 10) + "," + strconv.FormatInt(time.Now().UnixNano(), 10) + p.tail
 		f.sent[p.channel].Add(1)
+		// Sent here, not in the goroutine that waits: the order on the wire is that of the numbers.
+		id, place, err := p.client.ask(event, []json.RawMessage{json.RawMessage(body)})
+		if err != nil {
+			f.failed(p, err.Error())
+			continue
+		}
 		acks.Go(func() {
 			bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainWait)
 			defer cancel()
-			answer, err := p.client.EmitWithAck(bounded, event, json.RawMessage(body))
-			code := ""
+			answer, err := p.client.await(bounded, nil, id, place)
 			if err != nil {
-				code = err.Error()
-			} else {
-				code = failureCode(answer)
-			}
-			if code != "" {
-				f.mu.Lock()
-				f.errors[code]++
-				f.mu.Unlock()
-				select {
-				case <-p.window:
-				default:
-				}
+				f.failed(p, err.Error())
+			} else if code := failureCode(answer); code != "" {
+				f.failed(p, code)
 			}
 		})
+	}
+}
+
+// failed counts a publication that got no good answer, and frees its place in the window.
+func (f *fanout) failed(p *fanPublisher, code string) {
+	f.mu.Lock()
+	f.errors[code]++
+	f.mu.Unlock()
+	select {
+	case <-p.window:
+	default:
 	}
 }
 
