@@ -128,6 +128,7 @@ type noLink struct{}
 
 func (noLink) Emit(string, ...[]byte) bool                 { return true }
 func (noLink) Broadcast(*replica.Broadcast) bool           { return true }
+func (noLink) Allow(int, int)                              {}
 func (noLink) Request(string, uint32, func(), []byte) bool { return true }
 func (noLink) Replaced(bool)                               {}
 func (noLink) Reconnect(replica.Why)                       {}
