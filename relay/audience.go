@@ -22,6 +22,9 @@ type Audience struct {
 	users    map[string]map[projections.PeerID]*replica.Session
 	watchers map[*replica.Session]struct{}
 
+	// left is told of each local session that is no longer in a room. It must not block. May be nil.
+	left func(s *replica.Session, room string)
+
 	crowding sync.Mutex // guards crowded
 	crowded  encoded
 }
@@ -32,6 +35,37 @@ func NewAudience(rep *replica.Replica) *Audience {
 	a.clear()
 	rep.Listen(a)
 	return a
+}
+
+// OnLeft has f told of each local session that is no longer in a room. f must not block. Only before the replica runs.
+func (a *Audience) OnLeft(f func(s *replica.Session, room string)) { a.left = f }
+
+// In reports whether the session's peer is in the room and, with a role or a peer's id, whether that is it. It is the
+// filter for the room's messages.
+func (a *Audience) In(s *replica.Session, room, to string) (in bool) {
+	a.rep.View(func(st *projections.State) {
+		if r := st.Room(room); r != nil {
+			seat := r.Seat(s.ID())
+			in = seat != nil && (to == "" || to == s.Peer || to == string(seat.Role))
+		}
+	})
+	return in
+}
+
+// RoomsOf are the rooms that the session's peer is in.
+func (a *Audience) RoomsOf(s *replica.Session) (rooms []string) {
+	a.rep.View(func(st *projections.State) {
+		for _, room := range st.RoomsOf(s.ID()) {
+			rooms = append(rooms, room.ID)
+		}
+	})
+	return rooms
+}
+
+func (a *Audience) leaving(s *replica.Session, room string) {
+	if a.left != nil && s != nil {
+		a.left(s, room)
+	}
 }
 
 func (a *Audience) clear() {
@@ -97,6 +131,7 @@ func (a *Audience) Changed(changes []projections.Change) {
 				a.enter(a.rooms, c.Room, session)
 			}
 		case projections.RoomChangedLeft:
+			a.leaving(a.rooms[c.Room][c.Peer.PeerID], c.Room)
 			a.exit(a.rooms, c.Room, c.Peer.PeerID)
 		}
 		touched[c.Room] = c
@@ -109,6 +144,9 @@ func (a *Audience) Changed(changes []projections.Change) {
 			}
 		}
 		if c.Kind == projections.RoomChangedClosed {
+			for _, s := range a.rooms[c.Room] {
+				a.leaving(s, c.Room)
+			}
 			delete(a.rooms, c.Room)
 		}
 	}

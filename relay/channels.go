@@ -50,8 +50,8 @@ type ChannelConfig struct {
 	// recover. Default 20000 and 16 MiB.
 	MaxMissed      int
 	MaxMissedBytes int
-	// For says whether a message of a room that is for some only is for this session. Nil: for nobody. It must not
-	// block, nor call the channels.
+	// For says whether a message of a room is for this session; to is empty when it is for all in the room. Nil: for
+	// nobody. It must not block, nor call the channels.
 	For func(s *replica.Session, room, to string) bool
 }
 
@@ -335,7 +335,7 @@ func (c *Channels) Close(s *replica.Session) {
 
 // Subscribe gives the session a channel. On success every later message will reach it, on whatever replica it is.
 func (c *Channels) Subscribe(ctx context.Context, s *replica.Session, name string) error {
-	return c.subscribe(ctx, s, name, false)
+	return c.subscribe(ctx, s, name, automatic(s, name))
 }
 
 func (c *Channels) subscribe(ctx context.Context, s *replica.Session, name string, auto bool) error {
@@ -423,9 +423,10 @@ func (c *Channels) Unsubscribe(ctx context.Context, s *replica.Session, name str
 	return nil
 }
 
-// automatic reports whether the session has the channel without having asked for it.
+// automatic reports whether the session has the channel without having asked for it: its user's, and those of the rooms
+// that the log says it is in.
 func automatic(s *replica.Session, name string) bool {
-	return name == ClientChannel+commands.UserChannel(s.User)
+	return name == ClientChannel+commands.UserChannel(s.User) || strings.HasPrefix(name, RoomChannel)
 }
 
 var errStarting = errors.New("this replica is starting")

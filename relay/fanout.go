@@ -149,7 +149,7 @@ func (e *subscription) give(c *Channels, d *delivery) {
 
 // send gives a message to the client. The caller holds the subscriber's mu.
 func (s *subscriber) send(c *Channels, d *delivery) {
-	if d.To != "" && !c.isFor(s.session, &d.message) {
+	if !c.isFor(s.session, &d.message) {
 		return
 	}
 	b := d.b
@@ -177,10 +177,10 @@ func (c cursor) beyond(at cursor) cursor {
 	return more
 }
 
-// isFor reports whether a message that is for some is for this session.
+// isFor reports whether a message is for this session: one of a room is for those who are in it.
 func (c *Channels) isFor(s *replica.Session, m *message) bool {
 	room, ok := strings.CutPrefix(m.Channel, RoomChannel)
-	return ok && c.cfg.For != nil && c.cfg.For(s, room, m.To)
+	return !ok || c.cfg.For != nil && c.cfg.For(s, room, m.To)
 }
 
 // reached moves the mark over what did not concern this replica. See replica.Marker.

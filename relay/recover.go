@@ -298,7 +298,7 @@ func (c *Channels) resumePart(ctx context.Context, sub *subscriber, plan *Plan, 
 		if entries[m.Channel] == nil || got.Record[m.Channel] >= m.seq || !m.known {
 			continue
 		}
-		if m.To != "" && !c.isFor(sub.session, &m.message) {
+		if !c.isFor(sub.session, &m.message) {
 			continue
 		}
 		b := m.b

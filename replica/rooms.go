@@ -38,6 +38,14 @@ type place struct {
 	meta string
 }
 
+// Allows decides a command that changes nothing on the state as it is here; a no may be out of date.
+func (r *Replica) Allows(c commands.Command) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	_, err := c.Decide(r.state)
+	return err == nil
+}
+
 // Join gives the session its place in a room.
 func (r *Replica) Join(ctx context.Context, s *Session, c commands.JoinRoom) error {
 	c.User, c.Peer, c.Connection, c.Instance = s.User, s.Peer, s.Connection, r.cfg.Instance

@@ -37,7 +37,10 @@ type Gateway struct {
 
 // NewGateway makes the App of one replica.
 func NewGateway(rep *replica.Replica, rel *relay.Relay, audience *relay.Audience, auth Authenticator, rooms Rooms, log zerolog.Logger) *Gateway {
-	return &Gateway{rep: rep, relay: rel, audience: audience, rooms: rooms, auth: auth, log: log, members: map[*member]struct{}{}}
+	g := &Gateway{rep: rep, relay: rel, audience: audience, rooms: rooms, auth: auth, log: log, members: map[*member]struct{}{}}
+	audience.OnLeft(g.onLeft)
+	rel.Channels().SetFor(audience.In)
+	return g
 }
 
 // member is one admitted client. It is the replica's Link to it.
@@ -119,10 +122,20 @@ func (g *Gateway) open(ctx context.Context, m *member, plan *relay.Plan) error {
 	if !m.session.Recovered {
 		plan = nil
 	}
-	return g.relay.Channels().Open(ctx, m.session, plan, func(channel string) bool {
+	err := g.relay.Channels().Open(ctx, m.session, plan, func(channel string) bool {
+		if room, ok := strings.CutPrefix(channel, relay.RoomChannel); ok {
+			return g.audience.In(m.session, room, "")
+		}
 		name, ok := strings.CutPrefix(channel, relay.ClientChannel)
-		return !ok || m.session.Claims.MaySubscribe(m.session.User, name)
+		return ok && m.session.Claims.MaySubscribe(m.session.User, name)
 	})
+	// A new session has the rooms that its peer was in before.
+	for _, room := range g.audience.RoomsOf(m.session) {
+		if err == nil {
+			err = g.relay.Channels().Subscribe(ctx, m.session, relay.RoomChannel+room)
+		}
+	}
+	return err
 }
 
 // refusal says which admissions failed for good. What may succeed in a moment, here or elsewhere, closes the
@@ -174,6 +187,7 @@ var handlers = map[string]func(*Gateway, *member, []json.RawMessage, Ack){
 	"room-join":           (*Gateway).roomJoin,
 	"room-leave":          (*Gateway).roomLeave,
 	"room-get":            (*Gateway).roomGet,
+	"room-emit":           (*Gateway).roomEmit,
 	"room-update":         (*Gateway).roomUpdate,
 	"guest-update":        (*Gateway).guestUpdate,
 	"room-close":          (*Gateway).roomClose,
@@ -208,6 +222,18 @@ func (m *member) change(ack Ack, f func()) {
 		fail(ack, "RATE_LIMITED", "Too many changes are waiting")
 		return
 	}
+	m.enqueue(f)
+}
+
+// later runs f after the changes that the client has asked for so far.
+func (m *member) later(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.enqueue(f)
+}
+
+// enqueue is for who holds mu.
+func (m *member) enqueue(f func()) {
 	m.control = append(m.control, f)
 	if !m.busy {
 		m.busy = true

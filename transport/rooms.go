@@ -7,6 +7,7 @@ import (
 
 	"holdfast/commands"
 	"holdfast/events"
+	"holdfast/relay"
 	"holdfast/replica"
 )
 
@@ -35,15 +36,51 @@ func (g *Gateway) roomJoin(m *member, args []json.RawMessage, ack Ack) {
 		a.Role = commands.Member
 	}
 	m.change(ack, func() {
-		err := g.rep.Join(context.Background(), m.session, commands.JoinRoom{
-			Room: a.Room, Role: a.Role, Name: a.Name, Meta: a.Meta, Claims: m.session.Claims, Limits: g.rooms.Limits,
-		})
-		if err != nil {
+		if err := g.join(m.session, a); err != nil {
 			failWith(ack, err)
 			return
 		}
 		g.replyRoom(ack, a.Room, true)
 	})
+}
+
+// join gives the session its place in a room. It has the room's messages from before it is in, so that none is missed
+// once that is acknowledged; who is not in yet is given none of them.
+func (g *Gateway) join(s *replica.Session, a joinArgs) error {
+	ctx := context.Background()
+	c := commands.JoinRoom{
+		User: s.User, Peer: s.Peer, Connection: s.Connection, Instance: g.rep.Instance(),
+		Room: a.Room, Role: a.Role, Name: a.Name, Meta: a.Meta, Claims: s.Claims, Limits: g.rooms.Limits,
+	}
+	if err := g.rep.Ask(ctx, c); err != nil { // before anything is stored for it
+		return err
+	}
+	if err := g.relay.Channels().Subscribe(ctx, s, relay.RoomChannel+a.Room); err != nil {
+		return err
+	}
+	if err := g.rep.Join(ctx, s, c); err != nil {
+		g.leftRoom(s, a.Room)
+		return err
+	}
+	return nil
+}
+
+// leftRoom ends the session's messages of a room, unless its peer is in it by now. Failing that, they end with the
+// session: it is given none while its peer is not in the room.
+func (g *Gateway) leftRoom(s *replica.Session, room string) {
+	if g.audience.In(s, room, "") {
+		return
+	}
+	if err := g.relay.Channels().Unsubscribe(context.Background(), s, relay.RoomChannel+room); err != nil {
+		g.log.Debug().Err(err).Str("user", s.User).Str("room", room).Msg("messages of a room that was left could not be given up")
+	}
+}
+
+// onLeft lets a session give up the messages of a room that it is no longer in, after what its client asked for before.
+func (g *Gateway) onLeft(s *replica.Session, room string) {
+	if m, ok := s.Link.(*member); ok {
+		m.later(func() { g.leftRoom(s, room) })
+	}
 }
 
 // replyRoom answers with the room.
@@ -136,6 +173,41 @@ func (g *Gateway) guestUpdate(m *member, args []json.RawMessage, ack Ack) {
 		User: s.User, Peer: s.Peer, Connection: s.Connection, Room: a.Room, Patch: a.State, Expected: a.Expected,
 		Limits: g.rooms.Limits,
 	}, func() events.Position { return g.audience.RoomVersion(a.Room) })
+}
+
+type emitArgs struct {
+	Room  string          `json:"room"`
+	Event string          `json:"event"`
+	Data  json.RawMessage `json:"data"`
+	To    string          `json:"to"`
+}
+
+func (g *Gateway) roomEmit(m *member, args []json.RawMessage, ack Ack) {
+	var a emitArgs
+	if !read(args, &a, ack) {
+		return
+	}
+	if problem := publishable(a.Event); problem != "" {
+		fail(ack, commands.CodeBadRequest, "Invalid parameters: "+problem)
+		return
+	}
+	s := m.session
+	ask := commands.Speak{
+		User: s.User, Peer: s.Peer, Connection: s.Connection, Room: a.Room, Event: a.Event, Policy: g.rooms.Policy, Claims: s.Claims,
+	}
+	message := relay.Publication{Channel: relay.RoomChannel + a.Room, Event: a.Event, To: a.To, Data: a.Data}
+	if g.rep.Allows(ask) { // what is allowed keeps the order in which it was sent, without waiting
+		m.publish(g.relay.Channels(), message, ack)
+		return
+	}
+	m.change(ack, func() {
+		if err := g.rep.Ask(context.Background(), ask); err != nil {
+			g.noteRefusal(s, a.Room, a.Event, err)
+			failWith(ack, err)
+			return
+		}
+		m.publish(g.relay.Channels(), message, ack)
+	})
 }
 
 // execute carries out a change and answers {ok} or, if there is one, with its version: that of the event or, when
