@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 
 	"github.com/oklog/ulid/v2"
+
+	"holdfast/replica"
 )
 
 // newID makes the id of a call whose caller gave none.
@@ -19,7 +21,16 @@ func newID() string {
 	return id.String()
 }
 
-func requestBody(method string, params json.RawMessage, id string) []byte {
+// requestBody is the request as its handler gets it, packed. Numbers of attachments stay what they are.
+func requestBody(method string, params replica.Payload, id string) []byte {
+	text := requestText(method, params.JSON, id)
+	if len(params.Attachments) == 0 {
+		return text
+	}
+	return replica.Payload{JSON: text, Attachments: params.Attachments}.Pack()
+}
+
+func requestText(method string, params []byte, id string) []byte {
 	b := make([]byte, 0, len(method)+len(params)+len(id)+32)
 	b = append(b, `{"method":`...)
 	b = appendString(b, method)

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"encoding/json"
 	"strconv"
 	"sync"
 	"time"
@@ -26,7 +25,7 @@ const (
 // Request is what a client asks for.
 type Request struct {
 	Method  string
-	Params  json.RawMessage // nil when left out
+	Params  replica.Payload // its JSON is nil when left out
 	Timeout time.Duration   // DefaultTimeout when zero
 	ID      string          // makes the call repeatable; may be empty
 }
@@ -35,14 +34,19 @@ type Request struct {
 type Outcome struct {
 	Code string // empty: it succeeded
 	// Ack is the answer to the caller: {"ok":true,"result":…} or {"ok":false,"error":…,"code":…}.
-	Ack []byte
+	Ack replica.Payload
 }
 
-func success(result json.RawMessage) Outcome {
-	ack := make([]byte, 0, len(result)+24)
+// success is the outcome of a call that was answered with a packed result.
+func success(result []byte) Outcome {
+	p, err := replica.Unpack(result)
+	if err != nil {
+		return failure(CodeBadRequest, "The answer cannot be read")
+	}
+	ack := make([]byte, 0, len(p.JSON)+24)
 	ack = append(ack, `{"ok":true,"result":`...)
-	ack = append(ack, result...)
-	return Outcome{Ack: append(ack, '}')}
+	ack = append(ack, p.JSON...)
+	return Outcome{Ack: replica.Payload{JSON: append(ack, '}'), Attachments: p.Attachments}}
 }
 
 func failure(code, text string) Outcome {
@@ -51,7 +55,7 @@ func failure(code, text string) Outcome {
 	ack = strconv.AppendQuote(ack, text) // texts are plain ASCII of ours
 	ack = append(ack, `,"code":"`...)
 	ack = append(ack, code...)
-	return Outcome{Code: code, Ack: append(ack, `"}`...)}
+	return Outcome{Code: code, Ack: replica.Payload{JSON: append(ack, `"}`...)}}
 }
 
 type phase int
@@ -71,7 +75,7 @@ type call struct {
 	done    func(Outcome)
 	method  projections.MethodID
 	id      string // the request id that the handler gets
-	body    []byte // the request
+	body    []byte // the request, packed
 	timeout *time.Timer
 	key     *store.CallKey // its record, if it is repeatable
 	owner   store.Inbox    // joining: who runs it
@@ -299,13 +303,18 @@ func (r *Relay) transmitHere(c *call, attempt int) {
 		defer r.mu.Unlock()
 		r.notDelivered(c, attempt)
 	}
-	if !s.Link.Request("rpc-request", ack, dropped, c.body) {
+	body, _ := replica.Unpack(c.body) // packed here
+	if !s.Link.Request("rpc-request", ack, dropped, body) {
 		s.Handed.Remove(ack)
 		r.notDelivered(c, attempt)
 	}
 }
 
 func (r *Relay) transmitThere(c *call, attempt int) {
+	if replica.Packed(c.body) && !r.takesBinary(c.instance) {
+		r.end(c, failure(CodeStoreUnavailable, mixedVersions), false)
+		return
+	}
 	in, _, _ := r.rep.Self()
 	e := envelope{
 		Kind: kindRequest, Number: uint64(c.ack), User: c.target.User, Peer: c.target.Peer,

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/projections"
+	"holdfast/replica"
 )
 
 // The table of the protocol, across two replicas and on one.
@@ -26,7 +27,7 @@ func TestCallIsAnswered(t *testing.T) {
 		d, c := at.connect("d", ""), from.connect("c", "")
 		d.register("m", false)
 		for i := range 20 {
-			call := c.call(Request{Method: "m", Params: []byte(fmt.Sprintf(`{"n":%d}`, i))})
+			call := c.call(Request{Method: "m", Params: replica.Payload{JSON: []byte(fmt.Sprintf(`{"n":%d}`, i))}})
 			r := d.request()
 			if r.Method != "m" || string(r.Params) != fmt.Sprintf(`{"n":%d}`, i) || r.ID == "" {
 				t.Fatalf("request %+v", r)
@@ -288,7 +289,7 @@ func TestAnswersNeverMix(t *testing.T) {
 		d, c := at.connect("d", ""), from.connect("c", "")
 		other := at.connect("x", "")
 		d.register("m", false)
-		a, b := c.call(Request{Method: "m", Params: []byte("1")}), c.call(Request{Method: "m", Params: []byte("2")})
+		a, b := c.call(Request{Method: "m", Params: replica.Payload{JSON: []byte("1")}}), c.call(Request{Method: "m", Params: replica.Payload{JSON: []byte("2")}})
 		ra, rb := d.request(), d.request()
 		if string(ra.Params) != "1" {
 			ra, rb = rb, ra
@@ -459,7 +460,7 @@ func TestVanishedInboxOfTheCaller(t *testing.T) {
 		case o := <-call.done:
 			// An audit may come before the answer: then the call is lost, in time and with its code.
 			if o.Code != "" && o.Code != CodeTargetLost {
-				t.Fatalf("%s", o.Ack)
+				t.Fatalf("%s", o.Ack.JSON)
 			}
 		case <-time.After(3 * time.Second):
 			t.Fatal("no outcome")
@@ -504,7 +505,7 @@ func TestManyCallsAtOnce(t *testing.T) {
 	}
 	calls := make([]*testCall, n)
 	for i := range calls {
-		calls[i] = c.call(Request{Method: "m", Params: []byte(fmt.Sprint(i))})
+		calls[i] = c.call(Request{Method: "m", Params: replica.Payload{JSON: []byte(fmt.Sprint(i))}})
 	}
 	for i, call := range calls {
 		call.wants("", fmt.Sprint(i))

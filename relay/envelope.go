@@ -16,7 +16,7 @@ type envelope struct {
 	Connection string // of the handler, as the sender knew it
 	From       string // instance of the sender, where an answer is wanted
 	ID         string // request id, for a cancel
-	Body       []byte // request or answer, raw JSON
+	Body       []byte // request or answer, a packed replica.Payload
 }
 
 type kind byte

@@ -7,8 +7,8 @@
 package relay
 
 import (
+	"bytes"
 	"context"
-	"encoding/json"
 	"sync"
 	"time"
 
@@ -245,6 +245,9 @@ func (r *Relay) Receive(partition int, messages []store.Message, lost bool) {
 func (r *Relay) Reached(partition int, at store.Mark) { r.channels.parts[partition].reached(at) }
 
 func (r *Relay) receive(e envelope) {
+	if replica.Packed(e.Body) {
+		e.Body = bytes.Clone(e.Body) // its attachments may wait for long, and the entry is large
+	}
 	switch e.Kind {
 	case kindRequest:
 		r.deliver(e)
@@ -278,8 +281,13 @@ func (r *Relay) deliver(e envelope) {
 		return
 	}
 	id := uint32(e.Number)
+	body, err := replica.Unpack(e.Body)
+	if err != nil {
+		r.log.Warn().Err(err).Str("from", from).Msg("a request in the inbox cannot be read; it is skipped")
+		return
+	}
 	s.Handed.Add(id)
-	if !s.Link.Request("rpc-request", id, func() { s.Handed.Remove(id); undelivered() }, e.Body) {
+	if !s.Link.Request("rpc-request", id, func() { s.Handed.Remove(id); undelivered() }, body) {
 		s.Handed.Remove(id)
 		undelivered()
 	}
@@ -298,15 +306,16 @@ func (r *Relay) query(e envelope) {
 
 // Answer takes a client's ack, of whatever connection it was asked on, to the call that it belongs to: the ack
 // id names the replica that owns the call.
-func (r *Relay) Answer(s *replica.Session, id uint64, result json.RawMessage) {
+func (r *Relay) Answer(s *replica.Session, id uint64, answer replica.Payload) {
 	if id >= 1<<31 {
 		return // never given out
 	}
 	number := uint32(id)
 	s.Handed.Remove(number)
-	if result == nil {
-		result = json.RawMessage("null")
+	if answer.JSON == nil {
+		answer.JSON = []byte("null")
 	}
+	result := answer.Pack()
 	slot := slotOf(number)
 	if _, own, ok := r.rep.Self(); ok && slot == own {
 		r.answer(s.ID(), number, result)
@@ -316,7 +325,7 @@ func (r *Relay) Answer(s *replica.Session, id uint64, result json.RawMessage) {
 	r.rep.View(func(st *projections.State) { owner = st.Slot(slot) })
 	if owner.Live {
 		r.send(owner.Instance, envelope{
-			Kind: kindAnswer, Number: uint64(number), User: s.User, Peer: s.Peer, Body: result,
+			Kind: kindAnswer, Number: uint64(number), User: s.User, Peer: s.Peer, Body: r.readable(owner.Instance, result),
 		}, true, nil)
 	}
 	if hasRecord(number) { // the owner may be dead, whether or not it is known to be

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"holdfast/projections"
+	"holdfast/replica"
 	"holdfast/store"
 )
 
@@ -192,18 +193,19 @@ func (r *Relay) recordEnd(c *call, o Outcome, ran bool) {
 		return // fenced: the record stays for whoever adopts it
 	}
 	key := *c.key
+	ack := r.lasting(o.Ack.Pack())
 	ctx := r.ctx
 	go func() {
 		for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 			var joiners []string
 			var err error
 			if ran {
-				joiners, _, err = r.rep.Store().FinishCall(ctx, key, self, o.Ack, KeepResult)
+				joiners, _, err = r.rep.Store().FinishCall(ctx, key, self, ack, KeepResult)
 			} else {
 				joiners, err = r.rep.Store().DropCall(ctx, key, self)
 			}
 			if err == nil {
-				r.tellJoiners(joiners, o.Ack)
+				r.tellJoiners(joiners, ack)
 				return
 			}
 			if !errors.Is(err, store.ErrUnavailable) || time.Since(c.started) > recordLifetime {
@@ -227,7 +229,7 @@ func (r *Relay) forget(key store.CallKey, self store.Inbox) {
 		if err != nil {
 			r.log.Debug().Err(err).Str("id", key.ID).Msg("drop call")
 		}
-		r.tellJoiners(joiners, failure(CodeNotAvailable, "RPC method not available").Ack)
+		r.tellJoiners(joiners, failure(CodeNotAvailable, "RPC method not available").Ack.JSON)
 	}()
 }
 
@@ -283,7 +285,7 @@ func (r *Relay) recordAnswer(peer projections.PeerID, id uint32, result []byte) 
 		if err != nil || !ok || rec.Done {
 			return
 		}
-		ack := success(result).Ack
+		ack := r.lasting(success(result).Ack.Pack())
 		joiners, finished, err := r.rep.Store().FinishCall(ctx, key, store.Inbox{}, ack, KeepResult)
 		if err != nil || !finished {
 			return
@@ -295,17 +297,21 @@ func (r *Relay) recordAnswer(peer projections.PeerID, id uint32, result []byte) 
 		}
 		if r.lives(rec.Owner) {
 			r.send(rec.Owner.Instance, envelope{
-				Kind: kindAnswer, Number: uint64(id), User: peer.User, Peer: peer.Peer, Body: result,
+				Kind: kindAnswer, Number: uint64(id), User: peer.User, Peer: peer.Peer, Body: r.readable(rec.Owner.Instance, result),
 			}, true, nil)
 		}
 	}()
 }
 
 // stored is an outcome as it was recorded.
-func stored(ack []byte) Outcome {
+func stored(packed []byte) Outcome {
+	ack, err := replica.Unpack(packed)
+	if err != nil {
+		return failure(CodeStoreUnavailable, "The recorded outcome cannot be read")
+	}
 	var o struct {
 		Code string `json:"code"`
 	}
-	_ = json.Unmarshal(ack, &o) // our own JSON; a result without code is a success
+	_ = json.Unmarshal(ack.JSON, &o) // our own JSON; a result without code is a success
 	return Outcome{Code: o.Code, Ack: ack}
 }

@@ -62,7 +62,7 @@ func TestCallThatNeverRanCanBeMadeAgain(t *testing.T) {
 			return true
 		case o := <-call.done:
 			if o.Code != CodeNotAvailable {
-				t.Fatalf("%s", o.Ack)
+				t.Fatalf("%s", o.Ack.JSON)
 			}
 			return false
 		case <-time.After(2 * time.Second):

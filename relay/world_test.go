@@ -157,7 +157,7 @@ func (c *testClient) Broadcast(b *replica.Broadcast) bool {
 
 func (c *testClient) Allow(int, int) {}
 
-func (c *testClient) Request(_ string, id uint32, dropped func(), arg []byte) bool {
+func (c *testClient) Request(_ string, id uint32, dropped func(), arg replica.Payload) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.gone {
@@ -168,8 +168,8 @@ func (c *testClient) Request(_ string, id uint32, dropped func(), arg []byte) bo
 		return true
 	}
 	r := testRequest{ack: id}
-	if err := json.Unmarshal(arg, &r); err != nil {
-		c.n.w.t.Errorf("a request is not JSON: %q", arg)
+	if err := json.Unmarshal(arg.JSON, &r); err != nil {
+		c.n.w.t.Errorf("a request is not JSON: %q", arg.JSON)
 	}
 	c.requests <- r
 	return true
@@ -226,7 +226,7 @@ func (c *testClient) noRequest() {
 }
 
 func (c *testClient) answer(r testRequest, result string) {
-	c.n.relay.Answer(c.session, uint64(r.ack), json.RawMessage(result))
+	c.n.relay.Answer(c.session, uint64(r.ack), replica.Payload{JSON: []byte(result)})
 }
 
 // call is a call under way.
@@ -247,7 +247,7 @@ func (tc *testCall) wants(code, result string) {
 	select {
 	case o := <-tc.done:
 		if o.Code != code {
-			tc.w.t.Fatalf("outcome %s, want code %q", o.Ack, code)
+			tc.w.t.Fatalf("outcome %s, want code %q", o.Ack.JSON, code)
 		}
 		var ack struct {
 			OK     bool            `json:"ok"`
@@ -255,11 +255,11 @@ func (tc *testCall) wants(code, result string) {
 			Error  string          `json:"error"`
 			Code   string          `json:"code"`
 		}
-		if err := json.Unmarshal(o.Ack, &ack); err != nil {
-			tc.w.t.Fatalf("ack %q: %v", o.Ack, err)
+		if err := json.Unmarshal(o.Ack.JSON, &ack); err != nil {
+			tc.w.t.Fatalf("ack %q: %v", o.Ack.JSON, err)
 		}
 		if ack.OK != (code == "") || ack.Code != code || code == "" && string(ack.Result) != result || code != "" && ack.Error == "" {
-			tc.w.t.Fatalf("ack %s, want code %q result %q", o.Ack, code, result)
+			tc.w.t.Fatalf("ack %s, want code %q result %q", o.Ack.JSON, code, result)
 		}
 	case <-time.After(8 * time.Second):
 		tc.w.t.Fatalf("no outcome; want code %q", code)
@@ -271,7 +271,7 @@ func (tc *testCall) pending() {
 	tc.w.t.Helper()
 	select {
 	case o := <-tc.done:
-		tc.w.t.Fatalf("the call ended already: %s", o.Ack)
+		tc.w.t.Fatalf("the call ended already: %s", o.Ack.JSON)
 	default:
 	}
 }

@@ -125,12 +125,12 @@ type link struct {
 	reconnects atomic.Int64
 }
 
-func (*link) Emit(string, ...[]byte) bool                 { return true }
-func (*link) Broadcast(*Broadcast) bool                   { return true }
-func (*link) Request(string, uint32, func(), []byte) bool { return true }
-func (*link) Allow(int, int)                              {}
-func (l *link) Replaced(bool)                             { l.replaced.Add(1) }
-func (l *link) Reconnect(Why)                             { l.reconnects.Add(1) }
+func (*link) Emit(string, ...[]byte) bool                  { return true }
+func (*link) Broadcast(*Broadcast) bool                    { return true }
+func (*link) Request(string, uint32, func(), Payload) bool { return true }
+func (l *link) Replaced(bool)                              { l.replaced.Add(1) }
+func (l *link) Reconnect(Why)                              { l.reconnects.Add(1) }
+func (*link) Allow(int, int)                               {}
 
 func (r *running) connect(peer string) *Session {
 	r.t.Helper()

@@ -33,7 +33,7 @@ type Link interface {
 	Allow(messages, bytes int)
 	// Request sends an event that wants an ack with the given id. onDropped is called, at most once and from
 	// any goroutine, when the packet certainly never left. false: not sent, and onDropped will not be called.
-	Request(name string, id uint32, onDropped func(), arg []byte) bool
+	Request(name string, id uint32, onDropped func(), arg Payload) bool
 	// Replaced tells the client that a newer connection has its place, and ends the connection. A client that
 	// came back itself by recovery (recovered) is not told.
 	Replaced(recovered bool)

@@ -21,15 +21,22 @@ type App interface {
 	Connect(ctx context.Context, s *Socket, auth json.RawMessage) (Admission, error)
 
 	// Event must not block for long: it holds up all that this client sends. The args alias a
-	// buffer that is the callee's from then on.
-	Event(s *Socket, name string, args []json.RawMessage, ack Ack)
+	// buffer that is the callee's from then on, as the attachments are. Placeholders in the args stand for
+	// the attachments, and there is none without one; socketio.Extract takes them apart.
+	Event(s *Socket, name string, args []json.RawMessage, attachments [][]byte, ack Ack)
 
 	// Ack is the client's answer to the request id, or to one of an earlier connection.
-	Ack(s *Socket, id uint64, args []json.RawMessage)
+	Ack(s *Socket, id uint64, args []json.RawMessage, attachments [][]byte)
 
 	// Disconnected comes exactly once for every Socket whose Connect returned success, after its
 	// last Event and Ack.
 	Disconnected(s *Socket, reason Reason)
+}
+
+// Greeter is an App that has something to say to whom it has admitted.
+type Greeter interface {
+	// Connected comes once the answer to the client is on its way, before its first Event and Ack.
+	Connected(s *Socket)
 }
 
 // Admission is the identity that a client is answered with.

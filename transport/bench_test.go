@@ -24,15 +24,15 @@ type callApp struct {
 	running map[uint64]Ack
 }
 
-func (a *callApp) Event(_ *Socket, name string, args []json.RawMessage, ack Ack) {
+func (a *callApp) Event(_ *Socket, name string, args []json.RawMessage, attachments [][]byte, ack Ack) {
 	id := a.next.Add(1)
 	a.mu.Lock()
 	a.running[uint64(id)] = ack
 	a.mu.Unlock()
-	a.handler.Load().Request(name, id, nil, args[0])
+	a.handler.Load().Request(name, id, nil, args[0], nil)
 }
 
-func (a *callApp) Ack(_ *Socket, id uint64, args []json.RawMessage) {
+func (a *callApp) Ack(_ *Socket, id uint64, args []json.RawMessage, attachments [][]byte) {
 	a.mu.Lock()
 	ack := a.running[id]
 	delete(a.running, id)

@@ -30,7 +30,8 @@ const (
 type carried struct {
 	net.Conn
 	c      *conn
-	framed bool // from opened on, what is written are frames
+	probe  *probe // until the upgrade; of the reading goroutine
+	framed bool   // what is written are frames of the outbox's packets
 
 	// Of the reading goroutine.
 	raw    syscall.RawConn // nil: reads are the connection's own
@@ -123,6 +124,7 @@ func (t *carried) SetWriteDeadline(at time.Time) error {
 
 const (
 	textFrame      = 0x80 | 1 // final, not compressed
+	binaryFrame    = 0x80 | 2
 	maxFrameHeader = 10
 )
 
@@ -135,7 +137,7 @@ func (t *carried) Write(b []byte) (int, error) {
 	if !t.framed {
 		return t.Conn.Write(b)
 	}
-	if t.rest = frameSize(b) - len(b); t.rest > 0 || b[0] != textFrame {
+	if t.rest = frameSize(b) - len(b); t.rest > 0 || b[0] != textFrame && b[0] != binaryFrame {
 		return t.Conn.Write(b)
 	}
 	buffer := gatherBuffers.Get().(*[gatherBytes]byte)
@@ -162,14 +164,18 @@ func frameSize(b []byte) int {
 	}
 }
 
-func appendTextFrame(dst, text []byte) []byte {
-	switch n := len(text); {
-	case n < 126:
-		dst = append(dst, textFrame, byte(n))
-	case n < 1<<16:
-		dst = binary.BigEndian.AppendUint16(append(dst, textFrame, 126), uint16(n))
-	default:
-		dst = binary.BigEndian.AppendUint64(append(dst, textFrame, 127), uint64(n))
+func appendFrame(dst, data []byte, isBinary bool) []byte {
+	kind := byte(textFrame)
+	if isBinary {
+		kind = binaryFrame
 	}
-	return append(dst, text...)
+	switch n := len(data); {
+	case n < 126:
+		dst = append(dst, kind, byte(n))
+	case n < 1<<16:
+		dst = binary.BigEndian.AppendUint16(append(dst, kind, 126), uint16(n))
+	default:
+		dst = binary.BigEndian.AppendUint64(append(dst, kind, 127), uint64(n))
+	}
+	return append(dst, data...)
 }

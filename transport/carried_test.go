@@ -15,7 +15,7 @@ func TestBurst(t *testing.T) {
 	const rounds = 50
 	sizes := []int{0, 1, 100, 125, 126, 200, 300, 5_000, 1, 1, 17_000, 1, 65_535, 65_536, 70_000, 2}
 	app := newTestApp()
-	app.event = func(s *Socket, _ string, _ []json.RawMessage, _ Ack) {
+	app.event = func(s *Socket, _ string, _ []json.RawMessage, _ [][]byte, _ Ack) {
 		for i, n := range sizes {
 			s.Emit("e", fmt.Appendf(nil, `"%d %s"`, i, strings.Repeat("x", n)))
 		}

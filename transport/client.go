@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -11,18 +12,23 @@ import (
 )
 
 // client is the Socket.IO side of one session: it holds the client to the protocol and passes
-// what it sends to its Socket. Its fields belong to the reading goroutine.
+// what it sends to its Sockets. Its fields belong to the reading goroutine.
 type client struct {
 	c         *conn
-	sock      *Socket                            // nil when the namespace is not joined
-	connectBy atomic.Pointer[time.Timer]         // nil once the namespace has been joined
-	admitting atomic.Pointer[context.CancelFunc] // ends the admission under way; nil when none is
+	sock      *Socket                    // of the default namespace; nil when that is not joined
+	others    map[string]*Socket         // of other namespaces; nil as long as there is none
+	connectBy atomic.Pointer[time.Timer] // nil once a namespace has been joined
+	due       *assembly                  // the packet whose attachments are coming; nil mostly
+}
 
-	// Binary packets are read and answered, but not served.
-	due     int // attachments that must come before the next packet
-	dueType socketio.Type
-	dueID   uint64
-	dueAck  bool
+// assembly is a packet with the attachments that have come so far. Together they may have OutboxBytes: more
+// could not be handed to anybody. What is larger is read to its end, forgotten, and refused.
+type assembly struct {
+	packet socketio.Packet
+	sock   *Socket
+	parts  [][]byte
+	came   int
+	size   int
 }
 
 // Violations of the protocol that need more than one packet to see.
@@ -34,7 +40,7 @@ var (
 	errPending      = errors.New("too much sent before admission")
 )
 
-var binaryRefused = []byte(`{"ok":false,"error":"Binary is not supported","code":"BAD_REQUEST"}`)
+var tooLarge = []byte(`{"ok":false,"error":"The message is too large","code":"TOO_LARGE"}`)
 
 func newClient(c *conn) *client {
 	cl := &client{c: c}
@@ -53,7 +59,7 @@ func (cl *client) joined() {
 }
 
 func (cl *client) text(data []byte) {
-	if cl.due > 0 {
+	if cl.due != nil {
 		cl.c.violated(errNoAttachment)
 		return
 	}
@@ -66,56 +72,80 @@ func (cl *client) text(data []byte) {
 		cl.connect(p)
 		return
 	}
-	if p.Namespace != "/" || cl.sock == nil || cl.sock.refused() {
+	sock := cl.joinedSocket(p.Namespace)
+	if sock == nil || sock.refused() {
 		cl.c.violated(errNotJoined)
 		return
 	}
 	switch p.Type {
 	case socketio.Disconnect:
-		cl.sock.end(ReasonClient)
+		sock.end(ReasonClient)
+		cl.leave(p.Namespace)
+	case socketio.BinaryEvent, socketio.BinaryAck:
+		if p.Attachments > 0 {
+			cl.due = &assembly{packet: p, sock: sock, size: len(p.Data)}
+			return
+		}
+		fallthrough
+	default:
+		cl.deliver(sock, p, nil, len(data))
+	}
+}
+
+func (cl *client) joinedSocket(namespace string) *Socket {
+	if namespace == "/" {
+		return cl.sock
+	}
+	return cl.others[namespace]
+}
+
+func (cl *client) leave(namespace string) {
+	if namespace == "/" {
 		cl.sock = nil
-	case socketio.Event:
-		cl.event(p)
-	case socketio.Ack:
+		return
+	}
+	delete(cl.others, namespace)
+}
+
+func (cl *client) connect(p socketio.Packet) {
+	if !slices.Contains(cl.c.srv.opt.Namespaces, p.Namespace) {
+		cl.c.send(socketio.Packet{
+			Type:      socketio.ConnectError,
+			Namespace: p.Namespace,
+			Data:      json.RawMessage(`{"message":"Invalid namespace"}`),
+		}.Append([]byte{'4'}), nil, nil)
+		return
+	}
+	if sock := cl.joinedSocket(p.Namespace); sock != nil && !sock.refused() {
+		cl.c.violated(errJoined)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	sock := &Socket{c: cl.c, cancel: cancel}
+	if p.Namespace == "/" {
+		cl.sock = sock
+	} else {
+		sock.nsp = p.Namespace
+		if cl.others == nil {
+			cl.others = map[string]*Socket{} // bounded by Options.Namespaces
+		}
+		cl.others[sock.nsp] = sock
+	}
+	cl.c.srv.wg.Add(1)
+	go sock.admit(ctx, p.Data, cl.joined)
+}
+
+// deliver passes a complete packet on.
+func (cl *client) deliver(sock *Socket, p socketio.Packet, attachments [][]byte, size int) {
+	if p.Type == socketio.Ack || p.Type == socketio.BinaryAck {
 		args, err := socketio.SplitArgs(p.Data)
 		if err != nil {
 			cl.c.violated(err)
 			return
 		}
-		cl.sock.deliver(call{kind: callAck, id: p.ID, args: args, size: len(data)})
-	case socketio.BinaryEvent, socketio.BinaryAck:
-		cl.due, cl.dueType, cl.dueID, cl.dueAck = p.Attachments, p.Type, p.ID, p.HasID
-		if cl.due == 0 {
-			cl.refuseBinary()
-		}
-	}
-}
-
-func (cl *client) connect(p socketio.Packet) {
-	if p.Namespace != "/" {
-		cl.c.send(socketio.Packet{
-			Type:      socketio.ConnectError,
-			Namespace: p.Namespace,
-			Data:      json.RawMessage(`{"message":"Invalid namespace"}`),
-		}.Append([]byte{'4'}), nil)
+		sock.deliver(call{kind: callAck, id: p.ID, args: args, att: attachments, size: size})
 		return
 	}
-	if cl.sock != nil && !cl.sock.refused() {
-		cl.c.violated(errJoined)
-		return
-	}
-	cl.sock = &Socket{c: cl.c}
-	cl.c.srv.wg.Add(1)
-	ctx, cancel := context.WithCancel(context.Background())
-	cl.admitting.Store(&cancel)
-	go func(s *Socket) {
-		s.admit(ctx, p.Data, cl.joined)
-		cl.admitting.CompareAndSwap(&cancel, nil) // an idle connection keeps nothing of it
-		cancel()
-	}(cl.sock)
-}
-
-func (cl *client) event(p socketio.Packet) {
 	name, args, err := socketio.SplitEvent(p.Data)
 	if err != nil {
 		cl.c.violated(err)
@@ -123,41 +153,58 @@ func (cl *client) event(p socketio.Packet) {
 	}
 	var ack Ack
 	if p.HasID {
-		ack.p = &pendingAck{s: cl.sock, id: p.ID}
+		ack.p = &pendingAck{s: sock, id: p.ID}
 	}
-	cl.sock.deliver(call{kind: callEvent, name: name, args: args, ack: ack, size: len(p.Data)})
+	sock.deliver(call{kind: callEvent, name: name, args: args, att: attachments, ack: ack, size: size})
 }
 
 func (cl *client) binary(data []byte) {
-	if cl.due == 0 {
+	a := cl.due
+	if a == nil {
 		cl.c.violated(errAttachment)
 		return
 	}
-	cl.due--
-	if cl.due == 0 {
-		cl.refuseBinary()
+	a.came++
+	a.size += len(data)
+	if a.size <= cl.c.srv.opt.OutboxBytes {
+		a.parts = append(a.parts, data)
+	} else {
+		a.parts = nil
 	}
+	if a.came < a.packet.Attachments {
+		return
+	}
+	cl.due = nil
+	if err := socketio.CheckPlaceholders(a.packet.Data, a.packet.Attachments); err != nil {
+		cl.c.violated(err)
+		return
+	}
+	if a.size > cl.c.srv.opt.OutboxBytes {
+		cl.refuseLarge(a)
+		return
+	}
+	cl.deliver(a.sock, a.packet, a.parts, a.size)
 }
 
-// refuseBinary answers the binary packet that has just been read whole. An answer to a request
-// of ours becomes a failure, because one that never comes would hold up whoever waits for it.
-func (cl *client) refuseBinary() {
+// refuseLarge answers a packet that was not kept. An answer to a request of ours becomes a failure, because one
+// that never comes would hold up whoever waits for it.
+func (cl *client) refuseLarge(a *assembly) {
 	switch {
-	case cl.dueType == socketio.BinaryAck:
-		cl.sock.deliver(call{kind: callAck, id: cl.dueID, args: []json.RawMessage{binaryRefused}})
-	case cl.dueAck:
-		Ack{&pendingAck{s: cl.sock, id: cl.dueID}}.Reply(binaryRefused)
+	case a.packet.Type == socketio.BinaryAck:
+		a.sock.deliver(call{kind: callAck, id: a.packet.ID, args: []json.RawMessage{tooLarge}})
+	case a.packet.HasID:
+		Ack{&pendingAck{s: a.sock, id: a.packet.ID}}.Reply(tooLarge)
 	default:
-		cl.c.srv.log.Debug().Str("conn", cl.c.id).Msg("binary event dropped")
+		cl.c.srv.log.Debug().Str("conn", cl.c.id).Msg("an event was too large, and is dropped")
 	}
 }
 
 func (cl *client) end(reason Reason) {
 	cl.joined()
-	if cancel := cl.admitting.Load(); cancel != nil {
-		(*cancel)()
-	}
 	if cl.sock != nil {
 		cl.sock.end(reason)
+	}
+	for _, sock := range cl.others {
+		sock.end(reason)
 	}
 }

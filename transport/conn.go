@@ -4,14 +4,10 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
-	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/gorilla/websocket"
-	"github.com/olahol/melody"
 
 	"holdfast/transport/engineio"
 )
@@ -21,9 +17,6 @@ const (
 	finishTimeout = 5 * time.Second
 	// cutTimeout bounds the attempt to tell a client why it is cut off.
 	cutTimeout = time.Second
-	// drainTimeout and drainBytes bound reading away the rest of an oversized message.
-	drainTimeout = time.Second
-	drainBytes   = 64 << 20
 )
 
 // handler is what an Engine.IO session carries. All calls come from the session's reading
@@ -34,27 +27,38 @@ type handler interface {
 	end(reason Reason)
 }
 
-// conn is one Engine.IO session over one WebSocket.
+// wire is how the packets of a session reach its client: a WebSocket, or HTTP requests. Its owner calls
+// conn.closed at its end, once.
+type wire interface {
+	carrier
+	// bye tells the client that the session has ended. It comes after the last packet, or instead of those
+	// that wait.
+	bye(reason Reason) error
+	// shut ends the wire: nothing more goes out. It may be called again, and need not have ended when it returns.
+	shut()
+}
+
+// conn is one Engine.IO session.
 //
-// It ends in one of two ways. finish takes no more packets, sends the waiting ones, then a close
-// frame, and lets the client answer it: closing the TCP connection at once, with unread input,
-// would reset it and might lose what was just flushed. cut tries to send a close frame and closes.
-// Either makes melody's read pump return, and only there, in closed, the session is taken down:
-// the TCP connection first, so that what the outbox still holds is certain not to go out, then the
-// outbox, then the handler, whose last call is end.
+// It ends in one of two ways. finish takes no more packets, sends the waiting ones, then a farewell, and lets the
+// client answer it: closing the TCP connection of a WebSocket at once, with unread input, would reset it and might
+// lose what was just flushed. cut tries to send a farewell and shuts the wire. Either ends the wire, and
+// only then, in closed, the session is taken down: the wire first, so that what the outbox still holds is
+// certain not to go out, then the outbox, then the handler, whose last call is end.
 type conn struct {
 	srv      *Server
 	id       string
 	remote   string
 	agent    string
 	instance string
-	upgrade  *hijacker       // nil from opened on
-	ws       *melody.Session // set once, in opened
+	upgrade  *hijacker // of the WebSocket that is being opened
 	handler  handler
 	out      outbox
 	deaf     atomic.Bool // what the client still sends is ignored
+	reading  sync.Mutex  // held while HTTP requests call the handler; a WebSocket has one reader anyway
 
 	mu       sync.Mutex
+	wire     wire // changes once, by an upgrade
 	state    connState
 	reason   Reason // the first one counts
 	awaiting bool   // a pong
@@ -79,20 +83,11 @@ func newSID() string {
 	return base64.RawURLEncoding.EncodeToString(b[:])
 }
 
-// opened starts the session on an upgraded WebSocket, before anything is read from it.
-func (c *conn) opened(ws *melody.Session) {
-	ws.Request = nil // it would live, with its buffers, as long as the connection
-	c.upgrade = nil
-	c.ws = ws
-	carriedOf(ws).framed = true
-	c.out.to = ws
+// begin starts the session on its first wire, before anything is read from that.
+func (c *conn) begin(w wire) {
+	c.wire = w
+	c.out.to = w
 	c.out.maxBytes, c.out.maxMessages = c.srv.opt.OutboxBytes, c.srv.opt.OutboxMessages
-	c.send(engineio.Handshake{
-		SID:          c.id,
-		PingInterval: c.srv.opt.PingInterval.Milliseconds(),
-		PingTimeout:  c.srv.opt.PingTimeout.Milliseconds(),
-		MaxPayload:   c.srv.opt.MaxPayload,
-	}.Append(nil), nil)
 	c.mu.Lock()
 	c.due = time.Now().Add(c.srv.opt.PingInterval)
 	c.timer = time.AfterFunc(c.srv.opt.PingInterval, c.tick)
@@ -100,20 +95,33 @@ func (c *conn) opened(ws *melody.Session) {
 	c.handler = c.srv.newHandler(c)
 }
 
+// handshake is the open packet.
+func (c *conn) handshake(upgrades ...string) []byte {
+	return engineio.Handshake{
+		SID:          c.id,
+		Upgrades:     upgrades,
+		PingInterval: c.srv.opt.PingInterval.Milliseconds(),
+		PingTimeout:  c.srv.opt.PingTimeout.Milliseconds(),
+		MaxPayload:   c.srv.opt.MaxPayload,
+	}.Append(nil)
+}
+
 // closed takes the session down.
 func (c *conn) closed() {
 	c.mu.Lock()
 	c.state = connClosed
 	c.note(ReasonTransportClose)
-	reason := c.reason
+	reason, w := c.reason, c.wire
 	c.timer.Stop()
 	c.mu.Unlock()
 	c.deaf.Store(true)
-	c.ws.WebsocketConnection().Close()
+	w.shut()
 	for _, dropped := range c.out.drop() {
 		c.srv.guard("dropped", dropped)
 	}
 	c.srv.forget(c, reason) // before end, so that who is told the end finds it counted
+	c.reading.Lock()        // a POST that is being handled comes first
+	defer c.reading.Unlock()
 	c.handler.end(reason)
 }
 
@@ -127,6 +135,10 @@ func (c *conn) received(frame []byte) {
 		c.violated(err)
 		return
 	}
+	c.packet(p)
+}
+
+func (c *conn) packet(p engineio.Packet) {
 	switch p.Type {
 	case engineio.Message:
 		c.handler.text(p.Data)
@@ -152,40 +164,16 @@ var errDirection = errors.New("engine.io: packet type is not for clients to send
 func (c *conn) violated(err error) {
 	c.srv.log.Debug().Err(err).Str("conn", c.id).Msg("protocol error")
 	c.deaf.Store(true)
+	if c.polls() != nil {
+		c.cut(ReasonProtocolError) // what waits would need another GET, and that is refused
+		return
+	}
 	c.finish(ReasonProtocolError)
 }
 
-// failed takes note of an error of the WebSocket; the read pump ends by itself.
-func (c *conn) failed(err error) {
-	var closeErr *websocket.CloseError
-	switch {
-	case errors.Is(err, melody.ErrWriteClosed), errors.Is(err, websocket.ErrCloseSent):
-		return // the end is under way, and its reason known
-	case errors.Is(err, melody.ErrMessageBufferFull):
-		c.srv.log.Error().Str("conn", c.id).Msg("carrier overflowed")
-		go c.cut(ReasonTransportError) // not here: the outbox is locked
-		return
-	case errors.Is(err, websocket.ErrReadLimit):
-		c.noteNow(ReasonProtocolError)
-		c.drain()
-	case errors.As(err, &closeErr):
-		c.noteNow(ReasonTransportClose)
-	default:
-		c.noteNow(ReasonTransportError)
-	}
-}
-
-// drain reads away what is left of an oversized message, so that the close frame (1009) that the
-// client was sent is not lost in a reset.
-func (c *conn) drain() {
-	raw := c.ws.WebsocketConnection().NetConn()
-	raw.SetReadDeadline(time.Now().Add(drainTimeout)) //nolint:errcheck // then the copy fails too
-	io.CopyN(io.Discard, raw, drainBytes)             //nolint:errcheck // best effort
-}
-
-// send queues a packet; false: the connection is over, and dropped is not called.
-func (c *conn) send(packet []byte, dropped func()) bool {
-	switch c.out.put(packet, dropped) {
+// send queues a packet and its attachments, as outbox.put does; false: the connection is over, and dropped is not called.
+func (c *conn) send(packet []byte, attachments [][]byte, dropped func()) bool {
+	switch c.out.put(packet, attachments, dropped) {
 	case putQueued:
 		return true
 	case putFull:
@@ -197,7 +185,7 @@ func (c *conn) send(packet []byte, dropped func()) bool {
 	return false
 }
 
-// sent comes from the write pump after each packet that it was handed.
+// sent comes from the wire after each packet that it was handed.
 func (c *conn) sent() {
 	packets, bytes, last := c.out.sent()
 	c.srv.messagesOut.Add(uint64(packets))
@@ -229,12 +217,18 @@ func (c *conn) finish(reason Reason) {
 	}()
 }
 
-// farewell sends the close frame after the last packet. The client's answer, or the timer, ends
-// the session.
+// farewell comes after the last packet. The client's answer, or the timer, ends the session.
 func (c *conn) farewell() {
-	if c.writeClose() != nil {
-		c.ws.WebsocketConnection().Close()
+	w, reason := c.ending()
+	if w.bye(reason) != nil {
+		w.shut()
 	}
+}
+
+func (c *conn) ending() (wire, Reason) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.wire, c.reason
 }
 
 // cut ends the session at once, whatever waits. It does not block, and is false if the session
@@ -249,23 +243,16 @@ func (c *conn) cut(reason Reason) bool {
 	c.note(reason)
 	c.timer.Stop()
 	c.srv.wg.Add(1)
+	w, reason := c.wire, c.reason
 	c.mu.Unlock()
 	c.deaf.Store(true)
 	c.out.stop()
 	go func() { // the connection may be stuck in a write
 		defer c.srv.wg.Done()
-		_ = c.writeClose() // best effort
-		c.ws.WebsocketConnection().Close()
+		_ = w.bye(reason) // best effort
+		w.shut()
 	}()
 	return true
-}
-
-func (c *conn) writeClose() error {
-	c.mu.Lock()
-	reason := c.reason
-	c.mu.Unlock()
-	return c.ws.WebsocketConnection().WriteControl(websocket.CloseMessage,
-		websocket.FormatCloseMessage(reason.closeCode(), string(reason)), time.Now().Add(cutTimeout))
 }
 
 // tick is the timer's function.

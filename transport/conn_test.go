@@ -88,9 +88,9 @@ func TestPingTimeout(t *testing.T) {
 func TestPingOvertakesBacklog(t *testing.T) {
 	var got []string
 	o := &outbox{maxBytes: 1 << 20, maxMessages: 100}
-	o.to = carrierFunc(func(p []byte) error { got = append(got, string(p)); return nil })
+	o.to = carrierFunc(func(p []byte, _ bool) error { got = append(got, string(p)); return nil })
 	for i := range 10 {
-		o.put([]byte{'a' + byte(i)}, nil)
+		o.put([]byte{'a' + byte(i)}, nil, nil)
 	}
 	o.putFirst([]byte("2"))
 	for range 11 {
@@ -201,7 +201,7 @@ func TestDroppedIsToldExactlyForTheUnsent(t *testing.T) {
 	var dropped []*atomic.Int32
 	for {
 		n := &atomic.Int32{}
-		if !s.Request("r", uint32(len(dropped)+1), func() { n.Add(1) }, arg) {
+		if !s.Request("r", uint32(len(dropped)+1), func() { n.Add(1) }, arg, nil) {
 			if n.Load() != 0 {
 				t.Fatal("dropped called for a request that was not queued")
 			}

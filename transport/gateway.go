@@ -16,6 +16,7 @@ import (
 	"holdfast/commands"
 	"holdfast/relay"
 	"holdfast/replica"
+	"holdfast/transport/socketio"
 )
 
 // maxControl bounds the changes that one client may have waiting for the log; more are RATE_LIMITED.
@@ -168,12 +169,26 @@ func (g *Gateway) Disconnected(s *Socket, reason Reason) {
 }
 
 // Ack takes a client's answer to its call.
-func (g *Gateway) Ack(s *Socket, id uint64, args []json.RawMessage) {
-	var result json.RawMessage
+func (g *Gateway) Ack(s *Socket, id uint64, args []json.RawMessage, attachments [][]byte) {
+	var result replica.Payload
 	if len(args) > 0 {
-		result = args[0]
+		result, _ = payload(args[0], attachments)
 	}
 	g.relay.Answer(s.Data().(*member).session, id, result)
+}
+
+// payload is a part of what a client sent, with the attachments that belong to it.
+func payload(part json.RawMessage, attachments [][]byte) (replica.Payload, error) {
+	if len(attachments) == 0 {
+		return replica.Payload{JSON: part}, nil
+	}
+	text, used, err := socketio.Extract(part, attachments)
+	return replica.Payload{JSON: text, Attachments: used}, err
+}
+
+// Request sends a call to the client. It is part of replica.Link.
+func (m *member) Request(name string, id uint32, dropped func(), arg replica.Payload) bool {
+	return m.Socket.Request(name, id, dropped, arg.JSON, arg.Attachments)
 }
 
 // handlers are the events that clients may send.
@@ -200,9 +215,23 @@ var handlers = map[string]func(*Gateway, *member, []json.RawMessage, Ack){
 	"channel-publish":     (*Gateway).channelPublish,
 }
 
+// binaryHandlers are those of the events whose arguments may hold attachments.
+var binaryHandlers = map[string]func(*Gateway, *member, []json.RawMessage, [][]byte, Ack){
+	"rpc-call": (*Gateway).rpcCallBinary,
+}
+
 // Event handles what a client sends.
-func (g *Gateway) Event(s *Socket, name string, args []json.RawMessage, ack Ack) {
+func (g *Gateway) Event(s *Socket, name string, args []json.RawMessage, attachments [][]byte, ack Ack) {
 	handle, ok := handlers[name]
+	if len(attachments) > 0 && ok {
+		handleBinary, ok := binaryHandlers[name]
+		if !ok {
+			fail(ack, "BAD_REQUEST", "This event takes no binary")
+			return
+		}
+		handleBinary(g, s.Data().(*member), args, attachments, ack)
+		return
+	}
 	if !ok {
 		fail(ack, "UNKNOWN_EVENT", "The server knows no such event")
 		return

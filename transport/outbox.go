@@ -1,15 +1,20 @@
 package transport
 
-import "sync"
+import (
+	"encoding/base64"
+	"sync"
+
+	"holdfast/transport/engineio"
+)
 
 // window is how many packets are handed to the carrier at a time. It is the carrier's buffer as well,
 // so that it never overflows. One is enough: it takes along those behind it.
 const window = 1
 
 // carrier takes a packet without blocking while fewer than window are with it, may gather more
-// when it writes that, and then calls sent.
+// when it writes that, and then calls sent. A binary packet is the data of a message and nothing else.
 type carrier interface {
-	Write(packet []byte) error
+	carry(packet []byte, binary bool) error
 }
 
 // outbox is what waits for one client, in order. Its bounds are the two maxima, which count the
@@ -36,6 +41,7 @@ type outbox struct {
 type parcel struct {
 	packet  []byte
 	dropped func() // may be nil
+	binary  bool
 }
 
 type outboxState uint8
@@ -55,20 +61,35 @@ const (
 	putFull
 )
 
-// put queues a packet, which must not change afterwards.
-func (o *outbox) put(packet []byte, dropped func()) putResult {
+// put queues a packet, unless that is nil, and its attachments, which must not change afterwards. Nothing comes
+// between them but a ping, and dropped is about the packet: without it, nobody misses the attachments.
+func (o *outbox) put(packet []byte, attachments [][]byte, dropped func()) putResult {
+	size, count := 0, len(attachments)
+	for _, a := range attachments {
+		size += len(a)
+	}
+	if packet != nil {
+		size, count = size+len(packet), count+1
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.state != outboxOpen {
 		return putOver
 	}
-	if o.n >= o.maxMessages+o.more.packets || o.bytes+len(packet) > o.maxBytes+o.more.bytes {
+	if o.n+count > o.maxMessages+o.more.packets || o.bytes+size > o.maxBytes+o.more.bytes {
 		return putFull
 	}
-	o.grow()
-	o.ring[o.at(o.n)] = parcel{packet, dropped}
-	o.n++
-	o.bytes += len(packet)
+	if packet != nil {
+		o.grow()
+		o.ring[o.at(o.n)] = parcel{packet: packet, dropped: dropped}
+		o.n++
+	}
+	for _, a := range attachments {
+		o.grow()
+		o.ring[o.at(o.n)] = parcel{packet: a, binary: true}
+		o.n++
+	}
+	o.bytes += size
 	o.hand()
 	return putQueued
 }
@@ -104,14 +125,53 @@ func (o *outbox) gather(dst, frame []byte) ([]byte, int) {
 	dst = append(dst, frame...)
 	o.taken = 1
 	for o.taken < o.n {
-		next := o.ring[o.at(o.taken)].packet
-		if len(dst)+maxFrameHeader+len(next) > cap(dst) {
+		next := &o.ring[o.at(o.taken)]
+		if len(dst)+maxFrameHeader+len(next.packet) > cap(dst) {
 			break
 		}
-		dst = appendTextFrame(dst, next)
+		dst = appendFrame(dst, next.packet, next.binary)
 		o.taken++
 	}
 	return dst, o.taken
+}
+
+// payload is what an HTTP response takes along: the first packet, and those behind it as long as all are at most
+// size bytes. They are in doubt until sent. Nothing: there is no packet.
+func (o *outbox) payload(size int) []byte {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.handed == 0 || o.state == outboxStopped {
+		return nil
+	}
+	var dst []byte
+	for o.taken < o.n {
+		next := &o.ring[o.at(o.taken)]
+		n := len(next.packet) + 1
+		if next.binary {
+			n = base64.StdEncoding.EncodedLen(len(next.packet)) + 2
+		}
+		if o.taken > 0 {
+			if len(dst)+n > size {
+				break
+			}
+			dst = append(dst, engineio.Separator)
+		}
+		if next.binary {
+			dst = engineio.Packet{Binary: true, Data: next.packet}.Append(dst)
+		} else {
+			dst = append(dst, next.packet...)
+		}
+		o.taken++
+	}
+	return dst
+}
+
+// changeTo goes on with another carrier. The former one has nothing taken, and takes nothing any more.
+func (o *outbox) changeTo(to carrier) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.to, o.handed = to, 0
+	o.hand()
 }
 
 // sent takes note that the carrier has written its oldest packet and what it has gathered with that, and says
@@ -190,7 +250,7 @@ func (o *outbox) drop() []func() {
 // hand fills the window.
 func (o *outbox) hand() {
 	for o.state != outboxStopped && o.handed < min(o.n, window) {
-		if o.to.Write(o.ring[o.at(o.handed)].packet) != nil {
+		if first := &o.ring[o.at(o.handed)]; o.to.carry(first.packet, first.binary) != nil {
 			return // the connection is over; drop comes
 		}
 		o.handed++

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-type carrierFunc func([]byte) error
+type carrierFunc func([]byte, bool) error
 
-func (f carrierFunc) Write(b []byte) error { return f(b) }
+func (f carrierFunc) carry(b []byte, binary bool) error { return f(b, binary) }
 
 // tray is a carrier that keeps what it is handed.
 type tray struct {
@@ -16,7 +16,7 @@ type tray struct {
 	fail bool
 }
 
-func (c *tray) Write(b []byte) error {
+func (c *tray) carry(b []byte, _ bool) error {
 	if c.fail {
 		return errors.New("closed")
 	}
@@ -33,7 +33,7 @@ func TestOutboxKeepsOrderAndWindow(t *testing.T) {
 	next := byte('a')
 	for round := range 20 {
 		for range round%5 + 1 {
-			if o.put([]byte{next}, nil) != putQueued {
+			if o.put([]byte{next}, nil, nil) != putQueued {
 				break
 			}
 			want = append(want, string([]byte{next}))
@@ -59,18 +59,18 @@ func TestOutboxKeepsOrderAndWindow(t *testing.T) {
 func TestOutboxBounds(t *testing.T) {
 	o := newOutbox(&tray{})
 	for range 10 {
-		if o.put([]byte("x"), nil) != putQueued {
+		if o.put([]byte("x"), nil, nil) != putQueued {
 			t.Fatal("refused below the bound")
 		}
 	}
-	if o.put([]byte("x"), nil) != putFull {
+	if o.put([]byte("x"), nil, nil) != putFull {
 		t.Fatal("an eleventh message was taken")
 	}
 	o.sent()
-	if o.put(make([]byte, 92), nil) != putFull {
+	if o.put(make([]byte, 92), nil, nil) != putFull {
 		t.Fatal("more than 100 bytes were taken")
 	}
-	if o.put(make([]byte, 91), nil) != putQueued {
+	if o.put(make([]byte, 91), nil, nil) != putQueued {
 		t.Fatal("100 bytes were refused")
 	}
 }
@@ -81,12 +81,12 @@ func TestOutboxFinish(t *testing.T) {
 		t.Fatal("an empty outbox has something left")
 	}
 	o = newOutbox(&tray{})
-	o.put([]byte("a"), nil)
-	o.put([]byte("b"), nil)
+	o.put([]byte("a"), nil, nil)
+	o.put([]byte("b"), nil, nil)
 	if o.finish() {
 		t.Fatal("finished with two waiting")
 	}
-	if o.put([]byte("c"), nil) != putOver {
+	if o.put([]byte("c"), nil, nil) != putOver {
 		t.Fatal("took one after finish")
 	}
 	for i, want := range []bool{false, true, false} {
@@ -111,7 +111,7 @@ func TestOutboxDrop(t *testing.T) {
 		o := newOutbox(&tray{fail: tc.fail})
 		var got []int
 		for i := range 6 {
-			o.put([]byte("x"), func() { got = append(got, i) })
+			o.put([]byte("x"), nil, func() { got = append(got, i) })
 		}
 		for range tc.sent {
 			o.sent()
@@ -122,7 +122,7 @@ func TestOutboxDrop(t *testing.T) {
 		if !slices.Equal(got, tc.want) {
 			t.Errorf("after %d sent: dropped %v, want %v", tc.sent, got, tc.want)
 		}
-		if n, _, last := o.sent(); n != 0 || last || len(o.drop()) != 0 || o.put([]byte("x"), nil) != putOver {
+		if n, _, last := o.sent(); n != 0 || last || len(o.drop()) != 0 || o.put([]byte("x"), nil, nil) != putOver {
 			t.Error("alive after drop")
 		}
 	}
@@ -132,7 +132,7 @@ func TestOutboxDrop(t *testing.T) {
 func TestOutboxGather(t *testing.T) {
 	o := newOutbox(&tray{})
 	var dropped []int
-	put := func(i int) { o.put([]byte{'a' + byte(i)}, func() { dropped = append(dropped, i) }) }
+	put := func(i int) { o.put([]byte{'a' + byte(i)}, nil, func() { dropped = append(dropped, i) }) }
 	put(0)
 	if got, n := o.gather(nil, []byte("head")); n != 1 || len(got) != 0 {
 		t.Fatalf("gathered %q, %d of one", got, n)

@@ -126,12 +126,12 @@ type hookNode struct {
 
 type noLink struct{}
 
-func (noLink) Emit(string, ...[]byte) bool                 { return true }
-func (noLink) Broadcast(*replica.Broadcast) bool           { return true }
-func (noLink) Allow(int, int)                              {}
-func (noLink) Request(string, uint32, func(), []byte) bool { return true }
-func (noLink) Replaced(bool)                               {}
-func (noLink) Reconnect(replica.Why)                       {}
+func (noLink) Emit(string, ...[]byte) bool                          { return true }
+func (noLink) Broadcast(*replica.Broadcast) bool                    { return true }
+func (noLink) Allow(int, int)                                       {}
+func (noLink) Request(string, uint32, func(), replica.Payload) bool { return true }
+func (noLink) Replaced(bool)                                        {}
+func (noLink) Reconnect(replica.Why)                                {}
 
 func startHooked(t *testing.T, instance string, st *store.Store, s *hookServer) *hookNode {
 	t.Helper()

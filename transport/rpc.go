@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/relay"
+	"holdfast/replica"
 	"holdfast/transport/socketio"
 )
 
@@ -77,6 +78,11 @@ type callArgs struct {
 }
 
 func (g *Gateway) rpcCall(m *member, args []json.RawMessage, ack Ack) {
+	g.rpcCallBinary(m, args, nil, ack)
+}
+
+// rpcCallBinary is rpcCall with attachments in the params.
+func (g *Gateway) rpcCallBinary(m *member, args []json.RawMessage, attachments [][]byte, ack Ack) {
 	req, ok := plainCall(args)
 	if !ok {
 		var problem string
@@ -85,7 +91,10 @@ func (g *Gateway) rpcCall(m *member, args []json.RawMessage, ack Ack) {
 			return
 		}
 	}
-	g.relay.Call(m.session, req, func(o relay.Outcome) { ack.Reply(o.Ack) })
+	if len(attachments) > 0 {
+		req.Params, _ = payload(req.Params.JSON, attachments) // the placeholders have been checked
+	}
+	g.relay.Call(m.session, req, func(o relay.Outcome) { ack.ReplyBinary(o.Ack.Attachments, o.Ack.JSON) })
 }
 
 // anyCall reads the argument of a call, or says what is wrong with it.
@@ -101,7 +110,7 @@ func anyCall(args []json.RawMessage) (req relay.Request, problem string) {
 	case err != nil:
 		return req, "Invalid parameters: method is required"
 	}
-	req = relay.Request{Method: method, Params: a.Params}
+	req = relay.Request{Method: method, Params: replica.Payload{JSON: a.Params}}
 	if a.Timeout != nil {
 		if *a.Timeout <= 0 || math.IsNaN(*a.Timeout) {
 			return req, "Invalid parameters: timeout must be more than 0 ms"
@@ -150,7 +159,7 @@ func plainCall(args []json.RawMessage) (req relay.Request, ok bool) {
 	if !ok || len(text) == 0 {
 		return req, false
 	}
-	req = relay.Request{Method: string(text), Params: params}
+	req = relay.Request{Method: string(text), Params: replica.Payload{JSON: params}}
 	if timeout != nil {
 		ms, ok := smallNumber(timeout)
 		if !ok || ms == 0 {

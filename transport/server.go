@@ -1,11 +1,9 @@
 package transport
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"maps"
-	"net"
 	"net/http"
 	"net/url"
 	"runtime/debug"
@@ -22,14 +20,14 @@ import (
 	"holdfast/transport/engineio"
 )
 
-// never is longer than any connection lives. Only Engine.IO's own pings end idle connections.
-const never = 100 * 365 * 24 * time.Hour
-
 // Options configure a Server. A zero field means its default.
 type Options struct {
 	// Paths are where the server answers, with and without the slash at the end.
 	// Default "/socket.io/".
 	Paths []string
+
+	// Namespaces that clients may join; others are refused. Default "/".
+	Namespaces []string
 
 	// PingInterval, PingTimeout and ConnectTimeout are the protocols' own. Defaults 25, 20, 45 s.
 	PingInterval, PingTimeout, ConnectTimeout time.Duration
@@ -56,6 +54,9 @@ func (o Options) withDefaults() Options {
 	if len(o.Paths) == 0 {
 		o.Paths = []string{"/socket.io/"}
 	}
+	if len(o.Namespaces) == 0 {
+		o.Namespaces = []string{"/"}
+	}
 	def := func(d *time.Duration, v time.Duration) {
 		if *d == 0 {
 			*d = v
@@ -78,23 +79,25 @@ func (o Options) withDefaults() Options {
 
 // Server accepts connections. It is an http.Handler.
 type Server struct {
-	opt           Options
-	app           App
-	log           zerolog.Logger
-	paths         []string // without the slash at the end
-	melody        *melody.Melody
-	newHandler    func(*conn) handler
-	finishTimeout time.Duration
+	opt            Options
+	app            App
+	log            zerolog.Logger
+	paths          []string // without the slash at the end
+	melody         *melody.Melody
+	newHandler     func(*conn) handler
+	finishTimeout  time.Duration
+	upgradeTimeout time.Duration
 
-	noPolling sync.Once // says so in the log
-	wg        sync.WaitGroup
+	wg sync.WaitGroup
 
-	mu     sync.Mutex
-	ending bool // no session is registered, and nothing added to wg from outside one, after this
-	conns  map[string]*conn
-	closed map[Reason]uint64
+	mu       sync.Mutex
+	ending   bool // nothing is added to wg from outside a session after this
+	conns    map[string]*conn
+	partings map[string]struct{} // bounded by maxParted
+	closed   map[Reason]uint64
 
 	opened, overflows       atomic.Uint64
+	upgraded                atomic.Uint64
 	messagesIn, messagesOut atomic.Uint64
 	bytesIn, bytesOut       atomic.Uint64
 }
@@ -102,12 +105,14 @@ type Server struct {
 // NewServer makes a server that reports to app.
 func NewServer(o Options, app App) *Server {
 	s := &Server{
-		opt:           o.withDefaults(),
-		app:           app,
-		log:           o.Log,
-		finishTimeout: finishTimeout,
-		conns:         map[string]*conn{},
-		closed:        map[Reason]uint64{},
+		opt:            o.withDefaults(),
+		app:            app,
+		log:            o.Log,
+		finishTimeout:  finishTimeout,
+		upgradeTimeout: upgradeTimeout,
+		conns:          map[string]*conn{},
+		partings:       map[string]struct{}{},
+		closed:         map[Reason]uint64{},
 	}
 	for _, p := range s.opt.Paths {
 		s.paths = append(s.paths, strings.TrimSuffix(p, "/"))
@@ -117,57 +122,43 @@ func NewServer(o Options, app App) *Server {
 	return s
 }
 
-// newMelody sets melody up as a mere carrier: our outbox bounds, our pings, our close frames.
-func (s *Server) newMelody() *melody.Melody {
-	m := melody.New()
-	m.Upgrader = &websocket.Upgrader{
-		ReadBufferSize:  128,     // held by every idle connection; the smallest that there is
-		WriteBufferSize: 4 << 10, // shared; a larger message is two writes
-		WriteBufferPool: &sync.Pool{},
-		CheckOrigin:     func(*http.Request) bool { return true }, // checked before
-		Error: func(w http.ResponseWriter, _ *http.Request, _ int, _ error) {
-			refuse(w, engineio.BadRequest)
-		},
-	}
-	m.Config.MessageBufferSize = window
-	m.Config.MaxMessageSize = int64(s.opt.MaxPayload)
-	m.Config.PingPeriod = never
-	m.Config.PongWait = never
-	// A client that takes nothing misses its ping first.
-	m.Config.WriteWait = s.opt.PingInterval + 2*s.opt.PingTimeout
-	m.HandleConnect(func(ws *melody.Session) {
-		c := connOf(ws)
-		c.opened(ws)
-		s.register(c)
-	})
-	m.HandleDisconnect(func(ws *melody.Session) { connOf(ws).closed() })
-	m.HandleMessage(func(ws *melody.Session, b []byte) {
-		s.count(b)
-		connOf(ws).received(b)
-	})
-	m.HandleMessageBinary(func(ws *melody.Session, b []byte) {
-		s.count(b)
-		connOf(ws).receivedBinary(b)
-	})
-	m.HandleSentMessage(func(ws *melody.Session, _ []byte) { connOf(ws).sent() })
-	m.HandleError(func(ws *melody.Session, err error) { connOf(ws).failed(err) })
-	return m
-}
-
-func connOf(ws *melody.Session) *conn { return carriedOf(ws).c }
-
-// ServeHTTP checks the request and upgrades it. It returns as soon as the connection is the
-// WebSocket's, so that the HTTP server's buffers and goroutine are not held for its life.
+// ServeHTTP serves what clients ask for: a session, its packets over HTTP, or its move to a WebSocket.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !slices.Contains(s.paths, strings.TrimSuffix(r.URL.Path, "/")) {
 		http.NotFound(w, r)
 		return
 	}
-	q := r.URL.Query()
-	if code, ok := s.check(r, q); !ok {
-		refuse(w, code)
+	allowed := s.crossOrigin(w, r)
+	if r.Method == http.MethodOptions {
+		if !allowed {
+			refuse(w, engineio.Forbidden)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
 		return
 	}
+	q := r.URL.Query()
+	sid, upgrade := q.Get("sid"), websocket.IsWebSocketUpgrade(r)
+	c := s.session(sid)
+	code, ok := s.check(r, q, c, upgrade)
+	switch {
+	case ok && !allowed:
+		refuse(w, engineio.Forbidden)
+	case !ok && code == engineio.SessionUnknown && r.Method == http.MethodGet && !upgrade:
+		s.tooLate(w, sid)
+	case !ok:
+		refuse(w, code)
+	case c == nil:
+		s.open(w, r, q)
+	case q.Get("transport") == websocketTransport:
+		s.move(w, r, c)
+	default:
+		s.exchange(w, r, c)
+	}
+}
+
+// open starts a session.
+func (s *Server) open(w http.ResponseWriter, r *http.Request, q url.Values) {
 	c := &conn{
 		srv:      s,
 		id:       newSID(),
@@ -175,79 +166,105 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		agent:    short(r.UserAgent(), 256),
 		instance: short(q.Get("instance"), 256),
 	}
+	if q.Get("transport") == websocketTransport {
+		s.openWebSocket(w, r, c, nil)
+	} else {
+		s.openPolling(w, r, c)
+	}
+}
+
+// exchange serves a request of a session that polls.
+func (s *Server) exchange(w http.ResponseWriter, r *http.Request, c *conn) {
+	p := c.polls()
+	switch {
+	case p == nil:
+		refuse(w, engineio.BadRequest)
+	case r.Method == http.MethodGet:
+		p.poll(w, r)
+	case r.Method == http.MethodPost:
+		p.post(w, r)
+	default:
+		refuse(w, engineio.BadRequest)
+	}
+}
+
+// enter keeps Close waiting for what the caller begins; false: the server is closing.
+func (s *Server) enter() bool {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.ending {
-		s.mu.Unlock()
-		http.Error(w, "shutting down", http.StatusServiceUnavailable)
-		return
+		return false
 	}
 	s.wg.Add(1)
-	s.mu.Unlock()
-	h := &hijacker{ResponseWriter: w, c: c, done: make(chan struct{})}
-	c.upgrade = h
-	go s.carry(h, r, c)
-	<-h.done
+	return true
 }
 
-// carry runs the connection. It keeps nothing of the request beyond the hijack: the HTTP server's
-// buffers are larger than all else that an idle connection holds.
-func (s *Server) carry(w http.ResponseWriter, r *http.Request, c *conn) {
-	defer s.wg.Done()
-	if err := s.melody.HandleRequest(w, r); err != nil {
-		s.log.Debug().Err(err).Str("remote", c.remote).Msg("upgrade failed")
-		c.upgrade.release()
-	}
+func unavailable(w http.ResponseWriter) {
+	w.Header().Set("Retry-After", "1")
+	http.Error(w, "shutting down", http.StatusServiceUnavailable)
 }
 
-// hijacker tells when the connection has been taken from the HTTP server.
-type hijacker struct {
-	http.ResponseWriter
-	c    *conn
-	once sync.Once
-	done chan struct{}
-}
+const (
+	websocketTransport = "websocket"
+	pollingTransport   = "polling"
+)
 
-// Hijack is called by the upgrader, which does not use the ResponseWriter afterwards.
-func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	tcp, rw, err := http.NewResponseController(h.ResponseWriter).Hijack()
-	if err != nil {
-		return nil, nil, err
-	}
-	h.release()
-	return carry(tcp, h.c), rw, nil
-}
-
-func (h *hijacker) release() { h.once.Do(func() { close(h.done) }) }
-
-// check is in the order of the reference server, which clients are tested against.
-func (s *Server) check(r *http.Request, q url.Values) (engineio.Code, bool) {
-	if t := q.Get("transport"); t != "websocket" {
-		if t == "polling" {
-			s.noPolling.Do(func() {
-				s.log.Info().Msg("a client asked for HTTP long-polling, which is not served yet; it must use the websocket transport")
-			})
-		}
+// check is in the order of the reference server, which clients are tested against. c is the session that the
+// request names, if there is one.
+func (s *Server) check(r *http.Request, q url.Values, c *conn, upgrade bool) (engineio.Code, bool) {
+	transport := q.Get("transport")
+	switch {
+	case transport != websocketTransport && transport != pollingTransport:
 		return engineio.TransportUnknown, false
-	}
-	if sid := q.Get("sid"); sid != "" {
-		if s.known(sid) {
-			return engineio.BadRequest, false // a second WebSocket; the session goes on
-		}
+	case q.Get("sid") != "" && c == nil:
 		return engineio.SessionUnknown, false
-	}
-	if r.Method != http.MethodGet {
+	case c != nil && transport == websocketTransport && !upgrade:
+		return engineio.BadRequest, false
+	case c != nil:
+		return 0, true
+	case r.Method != http.MethodGet:
 		return engineio.BadHandshakeMethod, false
-	}
-	if q.Get("EIO") != engineio.Version {
+	case q.Get("EIO") != engineio.Version:
 		return engineio.UnsupportedVersion, false
-	}
-	if !websocket.IsWebSocketUpgrade(r) {
+	case transport == websocketTransport && !upgrade:
 		return engineio.BadRequest, false
 	}
-	if !s.originAllowed(r) {
-		return engineio.Forbidden, false
-	}
 	return 0, true
+}
+
+// crossOrigin says what the client's browser wants to know, and whether it may come from where it does. Credentials,
+// such as a balancer's cookies, go with origins that are listed by name only.
+func (s *Server) crossOrigin(w http.ResponseWriter, r *http.Request) bool {
+	if !s.originAllowed(r) {
+		return false
+	}
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return true
+	}
+	h := w.Header()
+	if s.originListed(origin) {
+		h.Set("Access-Control-Allow-Origin", origin)
+		h.Set("Access-Control-Allow-Credentials", "true")
+		h.Add("Vary", "Origin")
+	} else if slices.Contains(s.opt.Origins, "*") {
+		h.Set("Access-Control-Allow-Origin", "*")
+	}
+	if r.Method == http.MethodOptions {
+		h.Set("Access-Control-Allow-Methods", "GET, POST")
+		if asked := r.Header.Get("Access-Control-Request-Headers"); asked != "" {
+			h.Set("Access-Control-Allow-Headers", asked)
+			h.Add("Vary", "Access-Control-Request-Headers")
+		}
+		h.Set("Access-Control-Max-Age", "600")
+	}
+	return true
+}
+
+func (s *Server) originListed(origin string) bool {
+	return slices.ContainsFunc(s.opt.Origins, func(listed string) bool {
+		return strings.EqualFold(strings.TrimSuffix(listed, "/"), origin)
+	})
 }
 
 func (s *Server) originAllowed(r *http.Request) bool {
@@ -259,24 +276,24 @@ func (s *Server) originAllowed(r *http.Request) bool {
 		u, err := url.Parse(origin)
 		return err == nil && strings.EqualFold(u.Host, r.Host)
 	}
-	for _, allowed := range s.opt.Origins {
-		if allowed == "*" || strings.EqualFold(strings.TrimSuffix(allowed, "/"), origin) {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(s.opt.Origins, "*") || s.originListed(origin)
 }
 
 func refuse(w http.ResponseWriter, code engineio.Code) {
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code.Status())
 	w.Write(code.Body()) //nolint:errcheck // the client is gone
 }
 
-func (s *Server) known(sid string) bool {
+// session is the one with that sid, or nil.
+func (s *Server) session(sid string) *conn {
+	if sid == "" {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.conns[sid] != nil
+	return s.conns[sid]
 }
 
 func (s *Server) register(c *conn) {
@@ -364,6 +381,7 @@ func (s *Server) Connections() int {
 type Stats struct {
 	Connections             int
 	Opened                  uint64
+	Upgraded                uint64 // from polling to a WebSocket
 	Closed                  map[Reason]uint64
 	OutboxOverflows         uint64
 	MessagesIn, MessagesOut uint64
@@ -374,6 +392,7 @@ type Stats struct {
 func (s *Server) Stats() Stats {
 	st := Stats{
 		Opened:          s.opened.Load(),
+		Upgraded:        s.upgraded.Load(),
 		OutboxOverflows: s.overflows.Load(),
 		MessagesIn:      s.messagesIn.Load(),
 		MessagesOut:     s.messagesOut.Load(),

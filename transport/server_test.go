@@ -37,10 +37,15 @@ func TestRefusedRequests(t *testing.T) {
 	}{
 		{name: "no transport", query: "EIO=4", status: 400, body: `{"code":0,"message":"Transport unknown"}`},
 		{name: "unknown transport", query: "EIO=4&transport=abc", status: 400, body: `{"code":0,"message":"Transport unknown"}`},
-		{name: "polling", query: "EIO=4&transport=polling", plain: true, status: 400, body: `{"code":0,"message":"Transport unknown"}`},
+		{name: "polling, method", method: "POST", query: "EIO=4&transport=polling", plain: true, status: 400, body: `{"code":2,"message":"Bad handshake method"}`},
+		{name: "polling, version", query: "EIO=3&transport=polling", plain: true, status: 400, body: `{"code":5,"message":"Unsupported protocol version"}`},
+		{name: "polling, unknown sid", query: "transport=polling&sid=x", plain: true, status: 400, body: `{"code":1,"message":"Session ID unknown"}`},
+		{name: "polling, POST to an unknown sid", method: "POST", query: "transport=polling&sid=x", plain: true, status: 400, body: `{"code":1,"message":"Session ID unknown"}`},
+		{name: "polling for a WebSocket's sid", query: "EIO=4&transport=polling&sid=" + sid, plain: true, status: 400, body: `{"code":3,"message":"Bad request"}`},
+		{name: "polling, origin", query: "EIO=4&transport=polling", plain: true, origin: "https://evil.example", status: 403, body: `{"code":4,"message":"Forbidden"}`},
 		{name: "unknown sid", query: "EIO=4&transport=websocket&sid=x", status: 400, body: `{"code":1,"message":"Session ID unknown"}`},
 		{name: "sid is looked at before EIO", query: "EIO=3&transport=websocket&sid=x", status: 400, body: `{"code":1,"message":"Session ID unknown"}`},
-		{name: "second WebSocket", query: "EIO=4&transport=websocket&sid=" + sid, status: 400, body: `{"code":3,"message":"Bad request"}`},
+		{name: "no upgrade, with a sid", query: "EIO=4&transport=websocket&sid=" + sid, plain: true, status: 400, body: `{"code":3,"message":"Bad request"}`},
 		{name: "method", method: "POST", query: "EIO=3&transport=websocket", status: 400, body: `{"code":2,"message":"Bad handshake method"}`},
 		{name: "old version", query: "EIO=3&transport=websocket", status: 400, body: `{"code":5,"message":"Unsupported protocol version"}`},
 		{name: "no version", query: "transport=websocket", status: 400, body: `{"code":5,"message":"Unsupported protocol version"}`},
@@ -286,7 +291,7 @@ func (a *countingApp) enter(s *Socket) *ending {
 	return e
 }
 
-func (a *countingApp) Event(s *Socket, name string, _ []json.RawMessage, ack Ack) {
+func (a *countingApp) Event(s *Socket, name string, _ []json.RawMessage, _ [][]byte, ack Ack) {
 	defer a.enter(s).mu.Unlock()
 	switch name {
 	case "disconnect-me":
@@ -299,7 +304,7 @@ func (a *countingApp) Event(s *Socket, name string, _ []json.RawMessage, ack Ack
 	}
 }
 
-func (a *countingApp) Ack(*Socket, uint64, []json.RawMessage) {}
+func (a *countingApp) Ack(*Socket, uint64, []json.RawMessage, [][]byte) {}
 
 func (a *countingApp) Disconnected(s *Socket, _ Reason) {
 	e := a.enter(s)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,15 +15,17 @@ import (
 // goroutine, and none of them waits for the network.
 type Socket struct {
 	c    *conn
+	nsp  string // empty for the default namespace
 	data atomic.Pointer[any]
 	mute atomic.Bool // the App has ended it, or failed: nothing more is delivered
 	over atomic.Bool // it has ended: nothing more is sent
 
 	mu      sync.Mutex
 	phase   phase
-	pending []call // bounded by Options.MaxPending and OutboxBytes; more ends the connection
-	size    int    // of pending, in bytes
-	ended   Reason // empty while the client is there
+	cancel  context.CancelFunc // of the admission under way; nil when none is
+	pending []call             // bounded by Options.MaxPending and OutboxBytes; more ends the connection
+	size    int                // of pending, in bytes
+	ended   Reason             // empty while the client is there
 }
 
 type phase uint8
@@ -39,6 +42,7 @@ type call struct {
 	name string
 	id   uint64
 	args []json.RawMessage
+	att  [][]byte
 	ack  Ack
 	size int
 }
@@ -75,18 +79,39 @@ func (s *Socket) Data() any {
 // SetData keeps the App's state of the connection.
 func (s *Socket) SetData(data any) { s.data.Store(&data) }
 
+// Namespace is the one that the client has joined.
+func (s *Socket) Namespace() string {
+	if s.nsp == "" {
+		return "/"
+	}
+	return s.nsp
+}
+
 // Emit sends an event. The arguments are raw JSON. False: the connection is over.
 func (s *Socket) Emit(name string, rawArgs ...[]byte) bool {
-	return s.send(EncodeEvent(name, rawArgs...), nil)
+	return s.send(EncodeEvent(name, rawArgs...), nil, nil)
+}
+
+// EmitBinary is Emit with attachments, at most socketio.MaxAttachments, for which placeholders in the arguments stand.
+func (s *Socket) EmitBinary(name string, attachments [][]byte, rawArgs ...[]byte) bool {
+	if len(attachments) == 0 {
+		return s.Emit(name, rawArgs...)
+	}
+	return s.send(socketio.AppendBinaryEvent(message(len(name), rawArgs), len(attachments), name, rawArgs...), attachments, nil)
 }
 
 // Request sends an event that asks for the ack id; the answer comes to App.Ack. When the
 // connection ends before a byte of it has been written, and only then, dropped is called, once,
 // from any goroutine and before App.Disconnected. False: it was not queued, and dropped is not
 // called.
-func (s *Socket) Request(name string, id uint32, dropped func(), rawArg []byte) bool {
-	dst := append(make([]byte, 0, len(name)+len(rawArg)+20), '4')
-	return s.send(socketio.AppendRequest(dst, uint64(id), name, rawArg), dropped)
+func (s *Socket) Request(name string, id uint32, dropped func(), rawArg []byte, attachments [][]byte) bool {
+	dst := append(make([]byte, 0, len(name)+len(rawArg)+24), '4')
+	if len(attachments) > 0 {
+		dst = socketio.AppendBinaryRequest(dst, len(attachments), uint64(id), name, rawArg)
+	} else {
+		dst = socketio.AppendRequest(dst, uint64(id), name, rawArg)
+	}
+	return s.send(dst, attachments, dropped)
 }
 
 // SendRaw sends a packet made by EncodeEvent, which many Sockets may share.
@@ -94,27 +119,40 @@ func (s *Socket) SendRaw(packet []byte) bool {
 	if len(packet) < 2 || packet[0] != '4' {
 		panic("transport: SendRaw wants a packet made by EncodeEvent")
 	}
-	return s.send(packet, nil)
+	return s.send(packet, nil, nil)
 }
 
 // EncodeEvent makes a packet for SendRaw: an event, within an Engine.IO message.
 func EncodeEvent(name string, rawArgs ...[]byte) []byte {
-	n := len(name) + 8
-	for _, a := range rawArgs {
-		n += len(a) + 1
-	}
-	return socketio.AppendEvent(append(make([]byte, 0, n), '4'), name, rawArgs...)
+	return socketio.AppendEvent(message(len(name), rawArgs), name, rawArgs...)
 }
 
-func (s *Socket) send(packet []byte, dropped func()) bool {
-	return !s.over.Load() && s.c.send(packet, dropped)
+// message is the beginning of an Engine.IO message, with room for raw values and some bytes more.
+func message(more int, raw [][]byte) []byte {
+	n := more + 24
+	for _, r := range raw {
+		n += len(r) + 1
+	}
+	return append(make([]byte, 0, n), '4')
+}
+
+func (s *Socket) send(packet []byte, attachments [][]byte, dropped func()) bool {
+	return !s.over.Load() && s.c.send(s.addressed(packet), attachments, dropped)
+}
+
+// addressed is the packet of the default namespace for this one.
+func (s *Socket) addressed(packet []byte) []byte {
+	if s.nsp == "" {
+		return packet
+	}
+	return socketio.InNamespace(slices.Clone(packet), 1, s.nsp)
 }
 
 // Disconnect ends the connection after sending what waits, and tells the client, which then does
 // not come back by itself. Nothing that it still sends is delivered.
 func (s *Socket) Disconnect(reason Reason) {
 	s.mute.Store(true)
-	s.send([]byte("41"), nil)
+	s.send([]byte("41"), nil, nil)
 	s.over.Store(true)
 	s.c.finish(reason)
 }
@@ -137,21 +175,32 @@ func (a Ack) Wanted() bool { return a.p != nil }
 
 // Reply answers with raw JSON values. Only the first reply is sent, and none after the end. It may
 // be called from any goroutine.
-func (a Ack) Reply(rawJSON ...[]byte) {
+func (a Ack) Reply(rawJSON ...[]byte) { a.ReplyBinary(nil, rawJSON...) }
+
+// ReplyBinary is Reply with attachments, at most socketio.MaxAttachments, for which placeholders in the values stand.
+func (a Ack) ReplyBinary(attachments [][]byte, rawJSON ...[]byte) {
 	if a.p == nil || a.p.used.Swap(true) {
 		return
 	}
-	n := 24
-	for _, j := range rawJSON {
-		n += len(j) + 1
+	dst := message(0, rawJSON)
+	if len(attachments) > 0 {
+		dst = socketio.AppendBinaryAck(dst, len(attachments), a.p.id, rawJSON...)
+	} else {
+		dst = socketio.AppendAck(dst, a.p.id, rawJSON...)
 	}
-	a.p.s.send(socketio.AppendAck(append(make([]byte, 0, n), '4'), a.p.id, rawJSON...), nil)
+	a.p.s.send(dst, attachments, nil)
 }
 
 // admit runs App.Connect, answers the client, and makes the calls that were kept meanwhile.
 // It owns the Socket's calls until it sets phaseOpen.
 func (s *Socket) admit(ctx context.Context, auth json.RawMessage, joined func()) {
 	defer s.c.srv.wg.Done()
+	defer func() { // an idle connection keeps nothing of it
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.cancel()
+		s.cancel = nil
+	}()
 	var adm Admission
 	err := errPanicked
 	if !s.c.srv.guard("connect", func() { adm, err = s.c.srv.app.Connect(ctx, s, auth) }) {
@@ -162,7 +211,10 @@ func (s *Socket) admit(ctx context.Context, auth json.RawMessage, joined func())
 		return
 	}
 	joined()
-	s.c.send(admitted(adm), nil)
+	s.c.send(s.addressed(admitted(adm)), nil, nil)
+	if greeter, ok := s.c.srv.app.(Greeter); ok {
+		s.greet(greeter)
+	}
 	for {
 		s.mu.Lock()
 		calls := s.pending
@@ -230,7 +282,7 @@ func (s *Socket) refuse(err error) {
 	s.pending, s.size = nil, 0
 	s.mu.Unlock()
 	// After the phase, or a client that tries again at once would seem to join twice.
-	s.c.send(socketio.Packet{Type: socketio.ConnectError, Data: data}.Append([]byte{'4'}), nil)
+	s.c.send(s.addressed(socketio.Packet{Type: socketio.ConnectError, Data: data}.Append([]byte{'4'})), nil, nil)
 }
 
 func (s *Socket) refused() bool {
@@ -268,10 +320,15 @@ func (s *Socket) call(c call) {
 	defer s.recovered(c.name)
 	switch c.kind {
 	case callEvent:
-		s.c.srv.app.Event(s, c.name, c.args, c.ack)
+		s.c.srv.app.Event(s, c.name, c.args, c.att, c.ack)
 	case callAck:
-		s.c.srv.app.Ack(s, c.id, c.args)
+		s.c.srv.app.Ack(s, c.id, c.args, c.att)
 	}
+}
+
+func (s *Socket) greet(greeter Greeter) {
+	defer s.recovered("connected")
+	greeter.Connected(s)
 }
 
 // recovered is deferred around a call: a panic ends this connection only.
@@ -289,8 +346,11 @@ func (s *Socket) end(reason Reason) {
 	s.over.Store(true)
 	s.mu.Lock()
 	s.ended = reason
-	phase := s.phase
+	phase, cancel := s.phase, s.cancel
 	s.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
 	if phase == phaseOpen { // while admitting, admit sees it
 		s.disconnected(reason)
 	}

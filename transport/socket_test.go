@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,7 +111,7 @@ func TestPendingAdmission(t *testing.T) {
 		return Admission{SID: "sid"}, nil
 	}
 	acks := make(chan uint64, 1)
-	app.ack = func(_ *Socket, id uint64, _ []json.RawMessage) { acks <- id }
+	app.ack = func(_ *Socket, id uint64, _ []json.RawMessage, _ [][]byte) { acks <- id }
 	_, url := start(t, Options{}, app)
 	c := dial(t, url)
 	c.send("40")
@@ -178,7 +179,7 @@ func TestEndWhileAdmitting(t *testing.T) {
 				return Admission{SID: "sid"}, nil
 			}
 			calls := make(chan string, 10)
-			app.event = func(_ *Socket, name string, _ []json.RawMessage, _ Ack) { calls <- name }
+			app.event = func(_ *Socket, name string, _ []json.RawMessage, _ [][]byte, _ Ack) { calls <- name }
 			_, url := start(t, Options{}, app)
 			c := dial(t, url)
 			c.send("40", `42["a"]`, `42["b"]`)
@@ -210,6 +211,7 @@ func TestSocketViolations(t *testing.T) {
 		{"reserved name", true, []string{`42["disconnect"]`}},
 		{"reserved name, escaped", true, []string{`42["conn\u0065ct"]`}},
 		{"text while attachments are due", true, []string{`451-["e",{"_placeholder":true,"num":0}]`, `42["e"]`}},
+		{"placeholder out of range", true, []string{`451-["e",{"_placeholder":true,"num":1}]`, "\x00x"}},
 		{"eleven attachments", true, []string{`4511-["e"]`}},
 		{"after leaving", true, []string{"41", `42["e"]`}},
 		{"invalid UTF-8", true, []string{"42[\"e\",\"\xff\"]"}},
@@ -222,7 +224,13 @@ func TestSocketViolations(t *testing.T) {
 			if tc.joined {
 				c = join(t, url)
 			}
-			c.send(tc.frames...)
+			for _, f := range tc.frames {
+				if data, binary := strings.CutPrefix(f, "\x00"); binary {
+					c.sendBinary(data)
+				} else {
+					c.send(f)
+				}
+			}
 			if before := c.wantClose(websocket.CloseProtocolError); len(before) > 0 {
 				t.Fatalf("answered %q", before)
 			}
@@ -240,29 +248,6 @@ func TestStrayBinaryFrame(t *testing.T) {
 	c := join(t, url)
 	c.sendBinary("x")
 	c.wantClose(websocket.CloseProtocolError)
-}
-
-func TestBinaryIsRefusedPolitely(t *testing.T) {
-	app := newTestApp()
-	acks := make(chan string, 1)
-	app.ack = func(_ *Socket, id uint64, args []json.RawMessage) {
-		acks <- fmt.Sprintf("%d %s", id, args)
-	}
-	_, url := start(t, Options{}, app)
-	c := join(t, url)
-	c.send(`452-9["e",{"_placeholder":true,"num":0},{"_placeholder":true,"num":1}]`)
-	c.sendBinary("a")
-	c.sendBinary("b")
-	c.want(`439[{"ok":false,"error":"Binary is not supported","code":"BAD_REQUEST"}]`)
-	c.send(`451-["e",{"_placeholder":true,"num":0}]`)
-	c.sendBinary("a")
-	c.send(`461-5[{"_placeholder":true,"num":0}]`)
-	c.sendBinary("a")
-	if got := recv(t, acks); got != `5 [{"ok":false,"error":"Binary is not supported","code":"BAD_REQUEST"}]` {
-		t.Fatal(got)
-	}
-	c.send(`450-7["e"]`, `421["echo",1]`)
-	c.want(`437[{"ok":false,"error":"Binary is not supported","code":"BAD_REQUEST"}]`, `431[1]`)
 }
 
 func TestClientLeavesAndComesBack(t *testing.T) {
@@ -290,9 +275,11 @@ func TestRequestAndAcks(t *testing.T) {
 		args string
 	}
 	answers := make(chan answer, 1)
-	app.ack = func(_ *Socket, id uint64, args []json.RawMessage) { answers <- answer{id, fmt.Sprintf("%s", args)} }
+	app.ack = func(_ *Socket, id uint64, args []json.RawMessage, attachments [][]byte) {
+		answers <- answer{id, fmt.Sprintf("%s", args)}
+	}
 	held := make(chan Ack, 1)
-	app.event = func(_ *Socket, name string, _ []json.RawMessage, ack Ack) {
+	app.event = func(_ *Socket, name string, _ []json.RawMessage, _ [][]byte, ack Ack) {
 		ack.Reply([]byte(`{"ok":true}`), []byte(`2`))
 		ack.Reply([]byte(`"again"`))
 		held <- ack
@@ -300,7 +287,7 @@ func TestRequestAndAcks(t *testing.T) {
 	_, url := start(t, Options{}, app)
 	c := join(t, url)
 	s := recv(t, app.joined)
-	if !s.Request("rpc-request", 2147483647, func() { t.Error("dropped") }, []byte(`{"a":"é\u0000"}`)) {
+	if !s.Request("rpc-request", 2147483647, func() { t.Error("dropped") }, []byte(`{"a":"é\u0000"}`), nil) {
 		t.Fatal("not queued")
 	}
 	c.want(`422147483647["rpc-request",{"a":"é\u0000"}]`)
@@ -322,7 +309,7 @@ func TestRequestAndAcks(t *testing.T) {
 	c.ws.Close()
 	wantReason(t, app, ReasonTransportClose)
 	ack.Reply()
-	if s.Request("r", 1, func() { t.Error("dropped") }, []byte("1")) {
+	if s.Request("r", 1, func() { t.Error("dropped") }, []byte("1"), nil) {
 		t.Fatal("queued after the end")
 	}
 }
@@ -359,7 +346,7 @@ func TestDisconnectFlushes(t *testing.T) {
 func TestCloseTransportFlushesAndStillDelivers(t *testing.T) {
 	app := newTestApp()
 	events := make(chan string, 10)
-	app.event = func(s *Socket, name string, _ []json.RawMessage, _ Ack) {
+	app.event = func(s *Socket, name string, _ []json.RawMessage, _ [][]byte, _ Ack) {
 		if name == "first" {
 			s.Emit("notice")
 			s.CloseTransport(ReasonShutdown)
@@ -391,7 +378,7 @@ func TestFinishIsBounded(t *testing.T) {
 
 func TestPanicEndsOneConnection(t *testing.T) {
 	app := newTestApp()
-	app.event = func(_ *Socket, name string, _ []json.RawMessage, ack Ack) {
+	app.event = func(_ *Socket, name string, _ []json.RawMessage, _ [][]byte, ack Ack) {
 		if name == "bad" {
 			panic("boom")
 		}

@@ -31,8 +31,8 @@ func runTests(m *testing.M) int {
 // without comes back under its name.
 type testApp struct {
 	connect func(ctx context.Context, s *Socket, auth json.RawMessage) (Admission, error)
-	event   func(s *Socket, name string, args []json.RawMessage, ack Ack)
-	ack     func(s *Socket, id uint64, args []json.RawMessage)
+	event   func(s *Socket, name string, args []json.RawMessage, attachments [][]byte, ack Ack)
+	ack     func(s *Socket, id uint64, args []json.RawMessage, attachments [][]byte)
 
 	joined chan *Socket
 	ended  chan Reason
@@ -53,9 +53,9 @@ func (a *testApp) Connect(ctx context.Context, s *Socket, auth json.RawMessage) 
 	return adm, err
 }
 
-func (a *testApp) Event(s *Socket, name string, args []json.RawMessage, ack Ack) {
+func (a *testApp) Event(s *Socket, name string, args []json.RawMessage, attachments [][]byte, ack Ack) {
 	if a.event != nil {
-		a.event(s, name, args, ack)
+		a.event(s, name, args, attachments, ack)
 		return
 	}
 	raw := make([][]byte, len(args))
@@ -63,15 +63,15 @@ func (a *testApp) Event(s *Socket, name string, args []json.RawMessage, ack Ack)
 		raw[i] = arg
 	}
 	if ack.Wanted() {
-		ack.Reply(raw...)
+		ack.ReplyBinary(attachments, raw...)
 		return
 	}
-	s.Emit(name, raw...)
+	s.EmitBinary(name, attachments, raw...)
 }
 
-func (a *testApp) Ack(s *Socket, id uint64, args []json.RawMessage) {
+func (a *testApp) Ack(s *Socket, id uint64, args []json.RawMessage, attachments [][]byte) {
 	if a.ack != nil {
-		a.ack(s, id, args)
+		a.ack(s, id, args, attachments)
 	}
 }
 

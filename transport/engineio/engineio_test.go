@@ -77,25 +77,36 @@ func TestPayload(t *testing.T) {
 	if string(body) != want {
 		t.Fatalf("got %q, want %q", body, want)
 	}
-	got, err := DecodePayload(body, 3)
+	got, err := decodeAll(body)
 	if err != nil || !reflect.DeepEqual(got, packets) {
 		t.Fatalf("got %+v, %v", got, err)
 	}
 	for body, want := range map[string]error{
-		"":                 ErrEmpty,
-		"4a\x1e":           ErrEmpty,
-		"\x1e4a":           ErrEmpty,
-		"4a\x1e9":          ErrType,
-		"1\x1e1\x1e1\x1e1": ErrTooMany,
+		"":        ErrEmpty,
+		"4a\x1e":  ErrEmpty,
+		"\x1e4a":  ErrEmpty,
+		"4a\x1e9": ErrType,
 	} {
-		if _, err := DecodePayload([]byte(body), 3); !errors.Is(err, want) {
+		if _, err := decodeAll([]byte(body)); !errors.Is(err, want) {
 			t.Errorf("%q: got %v, want %v", body, err, want)
 		}
 	}
 	for _, body := range []string{"bA", "b***", "bAQ=", "bAR=="} {
-		if _, err := DecodePayload([]byte(body), 3); err == nil {
+		if _, err := decodeAll([]byte(body)); err == nil {
 			t.Errorf("%q: no error", body)
 		}
+	}
+}
+
+func decodeAll(body []byte) (packets []Packet, err error) {
+	err = EachPacket(body, func(p Packet) bool { packets = append(packets, p); return true })
+	return packets, err
+}
+
+func TestEachPacketStops(t *testing.T) {
+	n := 0
+	if err := EachPacket([]byte("1\x1e4a\x1e9"), func(Packet) bool { n++; return n < 2 }); err != nil || n != 2 {
+		t.Fatal(n, err)
 	}
 }
 
@@ -116,11 +127,11 @@ func FuzzPayload(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		packets, err := DecodePayload(body, 100)
+		packets, err := decodeAll(body)
 		if err != nil {
 			return
 		}
-		again, err := DecodePayload(AppendPayload(nil, packets...), 100)
+		again, err := decodeAll(AppendPayload(nil, packets...))
 		if err != nil || len(again) != len(packets) {
 			t.Fatalf("%q: %v", body, err)
 		}

@@ -38,7 +38,7 @@ type Packet struct {
 	Data   []byte
 }
 
-// Errors of Decode and DecodePayload. Either ends the session.
+// Errors of Decode and EachPacket. Either ends the session.
 var (
 	ErrEmpty = errors.New("engine.io: empty packet")
 	ErrType  = errors.New("engine.io: unknown packet type")

@@ -3,16 +3,12 @@ package engineio
 import (
 	"bytes"
 	"encoding/base64"
-	"errors"
 	"fmt"
 )
 
 // Separator stands between the packets of a payload. It cannot occur inside one: JSON escapes it,
 // and base64 has no such byte.
 const Separator = '\x1e'
-
-// ErrTooMany is returned by DecodePayload for a payload of more packets than allowed.
-var ErrTooMany = errors.New("engine.io: too many packets in one payload")
 
 // AppendPayload adds the packets, as one body of HTTP long-polling, to dst.
 func AppendPayload(dst []byte, packets ...Packet) []byte {
@@ -25,23 +21,18 @@ func AppendPayload(dst []byte, packets ...Packet) []byte {
 	return dst
 }
 
-// DecodePayload splits a body of HTTP long-polling into at most limit packets. The data of text
-// packets aliases body; that of binary ones is decoded and its own.
-func DecodePayload(body []byte, limit int) ([]Packet, error) {
-	n := bytes.Count(body, []byte{Separator}) + 1
-	if n > limit {
-		return nil, ErrTooMany
-	}
-	packets := make([]Packet, 0, n)
+// EachPacket calls f with the packets of a body of HTTP long-polling, one by one, until f returns false. The data
+// of text packets aliases body; that of binary ones is decoded and its own. An error ends it at the packet that
+// is malformed: f has been called with those before.
+func EachPacket(body []byte, f func(Packet) bool) error {
 	for {
 		part, rest, more := bytes.Cut(body, []byte{Separator})
 		p, err := decodePart(part)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		packets = append(packets, p)
-		if !more {
-			return packets, nil
+		if !f(p) || !more {
+			return nil
 		}
 		body = rest
 	}

@@ -25,8 +25,7 @@ func (p Packet) Append(dst []byte) []byte {
 // AppendEvent adds an event of the default namespace that wants no ack: `2["name",args…]`.
 // The args are raw JSON values and are not checked.
 func AppendEvent(dst []byte, name string, args ...[]byte) []byte {
-	dst = append(dst, '0'+byte(Event))
-	return appendEventData(dst, name, args)
+	return appendEventData(append(dst, '0'+byte(Event)), name, args)
 }
 
 // AppendRequest adds an event of the default namespace that wants the ack id.
@@ -39,7 +38,48 @@ func AppendRequest(dst []byte, id uint64, name string, args ...[]byte) []byte {
 // AppendAck adds an ack of the default namespace: `3id[args…]`.
 func AppendAck(dst []byte, id uint64, args ...[]byte) []byte {
 	dst = append(dst, '0'+byte(Ack))
-	dst = strconv.AppendUint(dst, id, 10)
+	return appendAckData(strconv.AppendUint(dst, id, 10), args)
+}
+
+// AppendBinaryEvent is AppendEvent for args with placeholders of so many attachments, which must follow.
+func AppendBinaryEvent(dst []byte, attachments int, name string, args ...[]byte) []byte {
+	return appendEventData(appendBinaryType(dst, BinaryEvent, attachments), name, args)
+}
+
+// AppendBinaryRequest is AppendRequest for args with placeholders of so many attachments, which must follow.
+func AppendBinaryRequest(dst []byte, attachments int, id uint64, name string, args ...[]byte) []byte {
+	dst = strconv.AppendUint(appendBinaryType(dst, BinaryEvent, attachments), id, 10)
+	return appendEventData(dst, name, args)
+}
+
+// AppendBinaryAck is AppendAck for args with placeholders of so many attachments, which must follow.
+func AppendBinaryAck(dst []byte, attachments int, id uint64, args ...[]byte) []byte {
+	dst = strconv.AppendUint(appendBinaryType(dst, BinaryAck, attachments), id, 10)
+	return appendAckData(dst, args)
+}
+
+// InNamespace makes a packet of the default namespace, which any of the above begun at the index start has added,
+// one of another.
+func InNamespace(dst []byte, start int, namespace string) []byte {
+	at := start + 1
+	if t := Type(dst[start] - '0'); t == BinaryEvent || t == BinaryAck {
+		for dst[at] != '-' {
+			at++
+		}
+		at++
+	}
+	rest := string(dst[at:])
+	dst = append(dst[:at], namespace...)
+	dst = append(dst, ',')
+	return append(dst, rest...)
+}
+
+func appendBinaryType(dst []byte, t Type, attachments int) []byte {
+	dst = strconv.AppendInt(append(dst, '0'+byte(t)), int64(attachments), 10)
+	return append(dst, '-')
+}
+
+func appendAckData(dst []byte, args [][]byte) []byte {
 	dst = append(dst, '[')
 	for i, a := range args {
 		if i > 0 {
