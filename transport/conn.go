@@ -87,6 +87,7 @@ func newSID() string {
 func (c *conn) begin(w wire) {
 	c.wire = w
 	c.out.to = w
+	_, c.out.pulled = w.(*polling)
 	c.out.maxBytes, c.out.maxMessages = c.srv.opt.OutboxBytes, c.srv.opt.OutboxMessages
 	c.mu.Lock()
 	c.due = time.Now().Add(c.srv.opt.PingInterval)

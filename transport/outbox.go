@@ -25,6 +25,7 @@ type carrier interface {
 // Nothing is called back under the lock except the carrier.
 type outbox struct {
 	to                    carrier
+	pulled                bool // to only takes what it asks for, by payload
 	maxBytes, maxMessages int
 
 	mu     sync.Mutex
@@ -105,7 +106,7 @@ func (o *outbox) putFirst(packet []byte) {
 	o.grow()
 	o.head = o.at(len(o.ring) - 1)
 	o.n++
-	first := max(o.handed, o.taken)
+	first := o.inDoubt()
 	for i := range first {
 		o.ring[o.at(i)] = o.ring[o.at(i+1)]
 	}
@@ -166,11 +167,12 @@ func (o *outbox) payload(size int) []byte {
 	return dst
 }
 
-// changeTo goes on with another carrier. The former one has nothing taken, and takes nothing any more.
+// changeTo goes on with another carrier, which is not pulled. The former one has nothing taken, and takes nothing any
+// more.
 func (o *outbox) changeTo(to carrier) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.to, o.handed = to, 0
+	o.to, o.pulled, o.handed = to, false, 0
 	o.hand()
 }
 
@@ -238,13 +240,21 @@ func (o *outbox) drop() []func() {
 	defer o.mu.Unlock()
 	o.state = outboxStopped
 	var dropped []func()
-	for i := max(o.handed, o.taken); i < o.n; i++ {
+	for i := o.inDoubt(); i < o.n; i++ {
 		if f := o.ring[o.at(i)].dropped; f != nil {
 			dropped = append(dropped, f)
 		}
 	}
 	o.ring, o.head, o.n, o.handed, o.taken, o.bytes = nil, 0, 0, 0, 0, 0
 	return dropped
+}
+
+// inDoubt is how many of the first may have been written already.
+func (o *outbox) inDoubt() int {
+	if o.pulled {
+		return o.taken
+	}
+	return max(o.handed, o.taken)
 }
 
 // hand fills the window.
