@@ -33,6 +33,7 @@ type nodeConfig struct {
 	Keeping    replica.Keeping
 	Auth       transport.Authenticator
 	Wire       transport.Options
+	ClusterKey string
 	Rooms      transport.Rooms
 	Base       func() *projections.State // as in replica.Config
 	Hook       transport.RoomHookConfig
@@ -114,7 +115,9 @@ func (n *node) Run(ctx context.Context) error {
 	}, st)
 	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone, Channels: n.cfg.Channels})
 	gate := transport.NewGateway(rep, rel, relay.NewAudience(rep), n.cfg.Auth, n.cfg.Rooms, n.cfg.Log)
-	clients := transport.NewServer(n.cfg.Wire, gate)
+	wire := n.cfg.Wire
+	wire.Cluster = transport.NewNeighbours(rep, n.cfg.ClusterKey)
+	clients := transport.NewServer(wire, gate)
 	n.cfg.Admin.watch(rep)
 	metrics.Watch(rep, rel, clients)
 	var hook *transport.RoomHook

@@ -25,6 +25,7 @@ type ServeCmd struct {
 	Instance   string `default:"${hostname}" help:"Name of this replica, unique and stable across restarts. Default: the host name."`
 	Insecure   bool   `help:"Let clients name their user themselves (auth.user). Never on a network that others reach."`
 	TokenKey   string `placeholder:"KEY" help:"Secret that verifies the clients' HS256 tokens (auth.token). Required unless --insecure."`
+	ClusterKey string `placeholder:"KEY" help:"Secret by which replicas know each other when they hand requests on, the same for all. Default: one that they keep in Redis."`
 	Limits
 	Drain       time.Duration `default:"3s" help:"At SIGTERM, how long clients may take to reconnect elsewhere before they are closed."`
 	AdminListen string        `placeholder:"ADDR" help:"Address for the digest of the state (/admin/digest) and Go's profiles (/debug/pprof/), such as 127.0.0.1:6060. Off by default; never where others reach it."`

@@ -29,6 +29,8 @@ import (
 //	                                                trims and tidies; expires with its lease
 //	{ns}:hook                               hash    room → <ms> <instance>:<incarnation> <record>: until when who
 //	                                                tells the room hook of it ("0 -": nobody), and what that was told
+//	{ns}:secret                             string  what replicas sign requests with that they hand to each other,
+//	                                                unless --cluster-key is set
 //	{ns.N}:inbox:<instance>:<incarnation>   stream  messages to one incarnation; ids are <epoch>-<n> with the
 //	                                                time of the incarnation's ULID as epoch and n dense;
 //	                                                one field m; an empty m fills a number and says nothing
@@ -55,7 +57,7 @@ type keys struct {
 	log, versions, lease        string
 	layout, layoutLock          string
 	snapshots, snapshot, keeper string
-	hook                        string
+	hook, secret                string
 	call, ack                   string
 	data                        string // prefix of the partitions, without number and end
 }
@@ -75,6 +77,7 @@ func newKeys(namespace string) keys {
 		snapshot:   control + "snapshot:",
 		keeper:     control + "keeper",
 		hook:       control + "hook",
+		secret:     control + "secret",
 		call:       data + "call:",
 		ack:        data + "ack:",
 		data:       "{" + namespace + ".",

@@ -26,6 +26,9 @@ type Options struct {
 	// Default "/socket.io/".
 	Paths []string
 
+	// Cluster tells where the sessions of other replicas are. Nil: there is no other replica.
+	Cluster Cluster
+
 	// Namespaces that clients may join; others are refused. Default "/".
 	Namespaces []string
 
@@ -88,7 +91,8 @@ type Server struct {
 	finishTimeout  time.Duration
 	upgradeTimeout time.Duration
 
-	wg sync.WaitGroup
+	forward *forwarder // nil without a Cluster
+	wg      sync.WaitGroup
 
 	mu       sync.Mutex
 	ending   bool // nothing is added to wg from outside a session after this
@@ -97,7 +101,7 @@ type Server struct {
 	closed   map[Reason]uint64
 
 	opened, overflows       atomic.Uint64
-	upgraded                atomic.Uint64
+	upgraded, forwarded     atomic.Uint64
 	messagesIn, messagesOut atomic.Uint64
 	bytesIn, bytesOut       atomic.Uint64
 }
@@ -119,6 +123,9 @@ func NewServer(o Options, app App) *Server {
 	}
 	s.newHandler = func(c *conn) handler { return newClient(c) }
 	s.melody = s.newMelody()
+	if s.opt.Cluster != nil {
+		s.forward = newForwarder(s)
+	}
 	return s
 }
 
@@ -142,6 +149,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c := s.session(sid)
 	code, ok := s.check(r, q, c, upgrade)
 	switch {
+	case s.forward != nil && r.Header.Get(forwardHeader) != "" && !s.opt.Cluster.Signed(r):
+		refuse(w, engineio.Forbidden)
+	case !ok && code == engineio.SessionUnknown && s.forward != nil && s.forward.forward(w, r, sid, upgrade):
 	case ok && !allowed:
 		refuse(w, engineio.Forbidden)
 	case !ok && code == engineio.SessionUnknown && r.Method == http.MethodGet && !upgrade:
@@ -165,6 +175,14 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request, q url.Values) {
 		remote:   strings.Clone(r.RemoteAddr),
 		agent:    short(r.UserAgent(), 256),
 		instance: short(q.Get("instance"), 256),
+	}
+	if s.opt.Cluster != nil {
+		tag, ok := s.opt.Cluster.Tag()
+		if !ok && q.Get("transport") == pollingTransport {
+			unavailable(w) // its next request would find nobody
+			return
+		}
+		c.id = tag + c.id
 	}
 	if q.Get("transport") == websocketTransport {
 		s.openWebSocket(w, r, c, nil)
@@ -201,7 +219,7 @@ func (s *Server) enter() bool {
 
 func unavailable(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")
-	http.Error(w, "shutting down", http.StatusServiceUnavailable)
+	http.Error(w, "starting, stopping or full", http.StatusServiceUnavailable)
 }
 
 const (
@@ -348,6 +366,9 @@ func (s *Server) Close(ctx context.Context) error {
 	for _, c := range conns {
 		c.finish(ReasonShutdown)
 	}
+	if s.forward != nil {
+		s.forward.close()
+	}
 	done := make(chan struct{})
 	go func() {
 		s.wg.Wait()
@@ -382,6 +403,7 @@ type Stats struct {
 	Connections             int
 	Opened                  uint64
 	Upgraded                uint64 // from polling to a WebSocket
+	Forwarded               uint64 // requests handed to other replicas
 	Closed                  map[Reason]uint64
 	OutboxOverflows         uint64
 	MessagesIn, MessagesOut uint64
@@ -393,6 +415,7 @@ func (s *Server) Stats() Stats {
 	st := Stats{
 		Opened:          s.opened.Load(),
 		Upgraded:        s.upgraded.Load(),
+		Forwarded:       s.forwarded.Load(),
 		OutboxOverflows: s.overflows.Load(),
 		MessagesIn:      s.messagesIn.Load(),
 		MessagesOut:     s.messagesOut.Load(),

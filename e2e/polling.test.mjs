@@ -1,0 +1,113 @@
+// The whole wire as a newcomer meets it: clients without options, behind a balancer that knows nothing of
+// sessions and gives every TCP connection to the next replica.
+import assert from 'node:assert/strict';
+import net from 'node:net';
+import { ask, call, fresh, LONG, noFailure, online, sleep, suite, waitFor } from './harness.mjs';
+
+const { scenario } = suite({ replicas: 3 });
+const many = LONG ? 200 : 60;
+
+// balancer takes replicas in turn, and passes over those that do not answer.
+async function balancer(urls) {
+  const ports = urls.map((u) => Number(new URL(u).port));
+  const open = new Set();
+  let next = 0;
+  const server = net.createServer((client) => {
+    open.add(client);
+    client.on('close', () => open.delete(client)).on('error', () => {});
+    const attempt = (left) => {
+      const target = net.connect(ports[next++ % ports.length], '127.0.0.1');
+      let connected = false;
+      target.on('connect', () => {
+        connected = true;
+        client.pipe(target).pipe(client);
+        client.on('close', () => target.destroy());
+      });
+      target.on('error', () => { if (connected || !left || client.destroyed) client.destroy(); else attempt(left - 1); });
+      target.on('close', () => { if (connected) client.destroy(); });
+    };
+    attempt(ports.length - 1);
+  });
+  await new Promise((done) => server.listen(0, '127.0.0.1', done));
+  return {
+    url: `http://127.0.0.1:${server.address().port}`,
+    close() { server.close(); for (const c of open) c.destroy(); },
+  };
+}
+
+// clients connect through the balancer, with these options and otherwise the client's own.
+async function behind(x, options, count = many) {
+  const b = await balancer(x.cluster.urls);
+  x.t.after(() => b.close());
+  x.urls = [b.url];
+  const clients = Array.from({ length: count }, (_, n) => x.client(0, { user: x.user, peer: `p${n}` }, { transports: undefined, ...options }));
+  await Promise.all(clients.map((c) => online(c, 30_000)));
+  return clients;
+}
+
+const everyoneAnswers = async (clients) => noFailure(await Promise.all(clients.map((c, n) => call(c, 'echo', n).then((a) => {
+  if (a.ok) assert.equal(a.result, n);
+  return a;
+}))), clients.length);
+
+const transportOf = (c) => c.io.engine.transport.name;
+const clean = (clients) => clients.forEach((c) => assert.deepEqual([c.ends, c.refusals], [[], []], 'nothing went wrong on the way'));
+
+scenario(`${many} clients without options connect, upgrade and are answered`, async (x) => {
+  await x.daemon(0, x.user, { echo: (p) => p });
+  const clients = await behind(x, {});
+  await everyoneAnswers(clients);
+  await waitFor('all have upgraded', () => clients.every((c) => transportOf(c) === 'websocket'), 30_000);
+  await everyoneAnswers(clients);
+  clean(clients);
+});
+
+scenario(`${many} clients that only poll connect and are answered`, async (x) => {
+  await x.daemon(0, x.user, { echo: (p) => p });
+  const clients = await behind(x, { transports: ['polling'] });
+  for (let round = 0; round < 3; round++) await everyoneAnswers(clients);
+  clients.forEach((c) => assert.equal(transportOf(c), 'polling'));
+  clean(clients);
+});
+
+for (const [what, options] of [['without options', {}], ['that only poll', { transports: ['polling'] }]]) {
+  scenario(`a replica is killed: clients ${what} come back`, async (x) => {
+    await x.daemon(0, x.user, { echo: (p) => p });
+    const clients = await behind(x, options);
+    await everyoneAnswers(clients);
+    await x.cluster.replicas[2].kill();
+    await sleep(100);
+    await Promise.all(clients.map((c) => online(c, 30_000)));
+    await waitFor('everyone is answered', async () => {
+      const answers = await Promise.all(clients.map((c, n) => ask(c, 'rpc-call', { method: 'echo', params: n }, 5000)));
+      return answers.every((a) => a.ok);
+    }, 30_000);
+    assert.ok(clients.some((c) => c.ends.length), 'the killed replica had none of the clients');
+  });
+}
+
+scenario('binary params and results cross replicas and transports byte for byte', async (x) => {
+  const bytes = (n, from) => Buffer.from(Array.from({ length: n }, (_, i) => (i + from) & 255));
+  const seen = [];
+  await x.daemon(1, x.user, { swap: (p) => { seen.push(p); return { first: p.list[1], second: p.list[0], text: p.text, same: [p.list[1], p.list[1]] }; } });
+  for (const transports of [['websocket'], ['polling']]) {
+    for (const i of [0, 1]) {
+      const caller = await x.caller(i, x.user, {}, { transports });
+      for (const size of [0, 1, 200, 100_000]) {
+        const params = { text: 'é\u0000"', list: [bytes(size, 7), bytes(3, size)] };
+        for (const more of [{}, { id: fresh('id') }]) {
+          const answer = await call(caller, 'swap', params, more);
+          assert.ok(answer.ok, JSON.stringify(answer));
+          assert.deepEqual(answer.result, { first: params.list[1], second: params.list[0], text: params.text, same: [params.list[1], params.list[1]] });
+          if (!more.id) continue;
+          const before = seen.length; // a repeat gets what was stored
+          assert.deepEqual((await call(await x.caller(2, x.user), 'swap', params, more)).result, answer.result);
+          assert.equal(seen.length, before);
+        }
+      }
+    }
+  }
+  const caller = await x.caller(0, x.user);
+  const answer = await ask(caller, 'rpc-register', { method: Buffer.from('x') });
+  assert.equal(answer.code, 'BAD_REQUEST', JSON.stringify(answer));
+});
