@@ -405,9 +405,6 @@ func (r *Relay) end(c *call, o Outcome, ran bool) {
 		}
 	}
 	if c.key != nil && c.phase != joining {
-		if r.owned[*c.key] == c {
-			delete(r.owned, *c.key)
-		}
 		r.recordEnd(c, o, ran)
 	}
 	r.observe(o.Code, time.Since(c.started))

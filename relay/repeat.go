@@ -190,12 +190,19 @@ func (r *Relay) recordSent(c *call, then func()) {
 func (r *Relay) recordEnd(c *call, o Outcome, ran bool) {
 	self, _, ok := r.rep.Self()
 	if !ok {
+		r.disown(c)
 		return // fenced: the record stays for whoever adopts it
 	}
 	key := *c.key
 	ack := r.lasting(o.Ack.Pack())
 	ctx := r.ctx
 	go func() {
+		// Until then a repeat that comes here joins, and is told with the others.
+		defer func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.disown(c)
+		}()
 		for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 			var joiners []string
 			var err error
@@ -219,6 +226,13 @@ func (r *Relay) recordEnd(c *call, o Outcome, ran bool) {
 			}
 		}
 	}()
+}
+
+// disown lets go of a call whose outcome is recorded. The caller holds mu.
+func (r *Relay) disown(c *call) {
+	if r.owned[*c.key] == c {
+		delete(r.owned, *c.key)
+	}
 }
 
 // forget removes the record of a call whose caller left before it began.

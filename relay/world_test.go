@@ -119,6 +119,8 @@ type testRequest struct {
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
 	ID     string          `json:"id"`
+
+	attachments [][]byte
 }
 
 // connect admits a client. With pid it shows that, as a stock client does when it reconnects.
@@ -167,7 +169,7 @@ func (c *testClient) Request(_ string, id uint32, dropped func(), arg replica.Pa
 		go dropped()
 		return true
 	}
-	r := testRequest{ack: id}
+	r := testRequest{ack: id, attachments: arg.Attachments}
 	if err := json.Unmarshal(arg.JSON, &r); err != nil {
 		c.n.w.t.Errorf("a request is not JSON: %q", arg.JSON)
 	}
@@ -239,6 +241,17 @@ func (c *testClient) call(r Request) *testCall {
 	tc := &testCall{w: c.n.w, done: make(chan Outcome, 8)}
 	c.n.relay.Call(c.session, r, func(o Outcome) { tc.done <- o })
 	return tc
+}
+
+func (tc *testCall) outcome() Outcome {
+	tc.w.t.Helper()
+	select {
+	case o := <-tc.done:
+		return o
+	case <-time.After(8 * time.Second):
+		tc.w.t.Fatal("no outcome")
+		panic("unreachable")
+	}
 }
 
 // wants waits for the outcome, which must be the code, or with "" the result.
