@@ -33,7 +33,8 @@ type nodeConfig struct {
 	Keeping    replica.Keeping
 	Auth       transport.Authenticator
 	Wire       transport.Options
-	ClusterKey string
+	ClusterKey string       // --cluster-key
+	TLS        *certificate // nil: plain HTTP
 	Rooms      transport.Rooms
 	Base       func() *projections.State // as in replica.Config
 	Hook       transport.RoomHookConfig
@@ -64,11 +65,19 @@ func newNode(cfg nodeConfig) (*node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on --listen %s: %w", cfg.Listen, err)
 	}
+	if cfg.TLS != nil {
+		l = cfg.TLS.over(l)
+	}
 	return &node{cfg: cfg, listener: l}, nil
 }
 
 // URL is where clients of this machine reach the node.
-func (n *node) URL() string { return "http://" + n.listener.Addr().String() }
+func (n *node) URL() string {
+	if n.cfg.TLS != nil {
+		return "https://" + n.listener.Addr().String()
+	}
+	return "http://" + n.listener.Addr().String()
+}
 
 // Run serves until ctx ends, then lets the clients go, records the replica's end and returns.
 func (n *node) Run(ctx context.Context) error {

@@ -25,6 +25,8 @@ type ServeCmd struct {
 	Instance   string `default:"${hostname}" help:"Name of this replica, unique and stable across restarts. Default: the host name."`
 	Insecure   bool   `help:"Let clients name their user themselves (auth.user). Never on a network that others reach."`
 	TokenKey   string `placeholder:"KEY" help:"Secret that verifies the clients' HS256 tokens (auth.token). Required unless --insecure."`
+	TLSCert    string `name:"tls-cert" env:"HOLDFAST_TLS_CERT" placeholder:"FILE" help:"Certificate chain to serve HTTPS with, PEM. Read again when it changes."`
+	TLSKey     string `name:"tls-key" env:"HOLDFAST_TLS_KEY" placeholder:"FILE" help:"Private key of --tls-cert, PEM."`
 	ClusterKey string `placeholder:"KEY" help:"Secret by which replicas know each other when they hand requests on, the same for all. Default: one that they keep in Redis."`
 	Limits
 	Drain       time.Duration `default:"3s" help:"At SIGTERM, how long clients may take to reconnect elsewhere before they are closed."`
@@ -35,36 +37,38 @@ type ServeCmd struct {
 
 // Limits are the settings that serve and dev share.
 type Limits struct {
-	Paths           []string      `default:"/socket.io/,/v1/updates" help:"Paths on which clients connect."`
-	Origins         []string      `help:"Origins that browsers may connect from, such as https://app.example.com; * is any. Default: only the server's own."`
-	MaxPayload      int           `default:"1000000" help:"Largest message of a client, in bytes."`
-	OutboxBytes     int           `default:"4194304" help:"Bytes that may wait for one client; one that reads more slowly is closed."`
-	OutboxMessages  int           `default:"10000" help:"Messages that may wait for one client."`
-	PingInterval    time.Duration `default:"25s" help:"Time between the pings to a client."`
-	PingTimeout     time.Duration `default:"20s" help:"Time for a client's answer to a ping."`
-	PeerGrace       time.Duration `default:"10s" help:"How long a peer that is away is not gone."`
-	RoomGrace       time.Duration `default:"5s" help:"How long a room stays open after its last host, guest or member has left."`
-	RoomUnused      time.Duration `default:"24h" help:"How long the settings of a room are kept that nobody joins."`
-	RPCGrace        time.Duration `name:"rpc-grace" env:"HOLDFAST_RPC_GRACE" default:"10s" help:"How long calls to a daemon that is away are held."`
-	LateAck         time.Duration `default:"10s" help:"How long after a daemon's return its answers to earlier requests are waited for."`
-	RecoveryWindow  time.Duration `default:"2m" help:"How long after its end a connection can be recovered."`
-	MaxRoomPeers    int           `default:"10000" help:"Peers that one room may have."`
-	MaxPeerRooms    int           `default:"100" help:"Rooms that one peer may be in."`
-	MaxRoomState    int           `default:"65536" help:"Largest settings of a room, and largest guest state, in bytes."`
-	MaxMeta         int           `default:"16384" help:"Largest meta of a peer in a room, in bytes."`
-	EmitPolicy      []string      `sep:";" placeholder:"EVENT=ROLE,..." help:"Roles that alone may send an event to a room, such as mute-all=host,guest. ambient-noise-alert=host is built in. Several: repeat it, or separate by semicolons."`
-	RoomHook        string        `placeholder:"URL" help:"HTTP server that is told when this replica becomes the owner of a room, and when rooms end or move: docs/operations.md, The room hook."`
-	RoomHookKey     string        `placeholder:"KEY" help:"Secret that signs these calls, 16 bytes at least. Required with --room-hook."`
-	RoomHookTimeout time.Duration `default:"5s" help:"How long one of these calls may take before it is tried again."`
-	HistoryMessages int           `default:"1000" help:"Messages of each channel that a client can be given when it comes back, at least."`
-	HistoryBytes    int           `default:"16777216" help:"Bytes that the history of one channel may take, about; goes before --history-messages."`
-	Partitions      int           `default:"1" help:"Partitions of the data plane, fixed when the namespace is first used. More than 1 spreads channels over the nodes of a Redis Cluster."`
-	Patience        time.Duration `default:"5s" help:"How long a request waits for the log before it fails with STORE_UNAVAILABLE."`
-	SnapshotEvents  int           `default:"10000" help:"Events after which a snapshot of the state is due, so that starts are fast."`
-	SnapshotEvery   time.Duration `default:"5m" help:"Time after which one is due if anything has happened."`
-	Retain          time.Duration `default:"24h" help:"How long events stay in the log. Those that a snapshot or a replica needs stay longer."`
-	RetainMemory    int64         `default:"0" help:"Bytes that the log may take in Redis; then events stay for less than --retain. 0 is any."`
-	ForgetReplica   time.Duration `default:"1h" help:"How long after its end a replica's place in the log is kept."`
+	Paths                    []string      `default:"/socket.io/,/v1/updates" help:"Paths on which clients connect."`
+	Origins                  []string      `help:"Origins that browsers may connect from, such as https://app.example.com; * is any. Default: only the server's own."`
+	MaxPayload               int           `default:"1000000" help:"Largest message of a client, in bytes."`
+	OutboxBytes              int           `default:"4194304" help:"Bytes that may wait for one client; one that reads more slowly is closed."`
+	OutboxMessages           int           `default:"10000" help:"Messages that may wait for one client."`
+	MaxConnections           int           `default:"0" help:"Connections that may be open; more get TOO_MANY_CONNECTIONS. 0 is any number."`
+	MaxConnectionsPerAddress int           `default:"0" help:"Connections that one network address may have open; behind a proxy that is the proxy's. 0 is any number."`
+	PingInterval             time.Duration `default:"25s" help:"Time between the pings to a client."`
+	PingTimeout              time.Duration `default:"20s" help:"Time for a client's answer to a ping."`
+	PeerGrace                time.Duration `default:"10s" help:"How long a peer that is away is not gone."`
+	RoomGrace                time.Duration `default:"5s" help:"How long a room stays open after its last host, guest or member has left."`
+	RoomUnused               time.Duration `default:"24h" help:"How long the settings of a room are kept that nobody joins."`
+	RPCGrace                 time.Duration `name:"rpc-grace" env:"HOLDFAST_RPC_GRACE" default:"10s" help:"How long calls to a daemon that is away are held."`
+	LateAck                  time.Duration `default:"10s" help:"How long after a daemon's return its answers to earlier requests are waited for."`
+	RecoveryWindow           time.Duration `default:"2m" help:"How long after its end a connection can be recovered."`
+	MaxRoomPeers             int           `default:"10000" help:"Peers that one room may have."`
+	MaxPeerRooms             int           `default:"100" help:"Rooms that one peer may be in."`
+	MaxRoomState             int           `default:"65536" help:"Largest settings of a room, and largest guest state, in bytes."`
+	MaxMeta                  int           `default:"16384" help:"Largest meta of a peer in a room, in bytes."`
+	EmitPolicy               []string      `sep:";" placeholder:"EVENT=ROLE,..." help:"Roles that alone may send an event to a room, such as mute-all=host,guest. ambient-noise-alert=host is built in. Several: repeat it, or separate by semicolons."`
+	RoomHook                 string        `placeholder:"URL" help:"HTTP server that is told when this replica becomes the owner of a room, and when rooms end or move: docs/operations.md, The room hook."`
+	RoomHookKey              string        `placeholder:"KEY" help:"Secret that signs these calls, 16 bytes at least. Required with --room-hook."`
+	RoomHookTimeout          time.Duration `default:"5s" help:"How long one of these calls may take before it is tried again."`
+	HistoryMessages          int           `default:"1000" help:"Messages of each channel that a client can be given when it comes back, at least."`
+	HistoryBytes             int           `default:"16777216" help:"Bytes that the history of one channel may take, about; goes before --history-messages."`
+	Partitions               int           `default:"1" help:"Partitions of the data plane, fixed when the namespace is first used. More than 1 spreads channels over the nodes of a Redis Cluster."`
+	Patience                 time.Duration `default:"5s" help:"How long a request waits for the log before it fails with STORE_UNAVAILABLE."`
+	SnapshotEvents           int           `default:"10000" help:"Events after which a snapshot of the state is due, so that starts are fast."`
+	SnapshotEvery            time.Duration `default:"5m" help:"Time after which one is due if anything has happened."`
+	Retain                   time.Duration `default:"24h" help:"How long events stay in the log. Those that a snapshot or a replica needs stay longer."`
+	RetainMemory             int64         `default:"0" help:"Bytes that the log may take in Redis; then events stay for less than --retain. 0 is any."`
+	ForgetReplica            time.Duration `default:"1h" help:"How long after its end a replica's place in the log is kept."`
 }
 
 func (l Limits) hook() transport.RoomHookConfig {
@@ -128,6 +132,9 @@ func (l Limits) check() error {
 	if l.Partitions < 1 || l.Partitions > store.MaxPartitions {
 		return usageError{fmt.Sprintf("--partitions must be 1 to %d", store.MaxPartitions)}
 	}
+	if l.MaxConnections < 0 || l.MaxConnectionsPerAddress < 0 {
+		return usageError{"--max-connections and --max-connections-per-address must not be negative; 0 is any number"}
+	}
 	if l.RetainMemory < 0 {
 		return usageError{"--retain-memory must not be negative; 0 is no bound"}
 	}
@@ -148,6 +155,7 @@ func (l Limits) check() error {
 func (l Limits) wire() transport.Options {
 	return transport.Options{
 		Paths: l.Paths, Origins: l.Origins, MaxPayload: l.MaxPayload, OutboxBytes: l.OutboxBytes,
+		MaxConnections: l.MaxConnections, MaxPerAddress: l.MaxConnectionsPerAddress,
 		OutboxMessages: l.OutboxMessages, PingInterval: l.PingInterval, PingTimeout: l.PingTimeout,
 	}
 }
@@ -169,11 +177,17 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 		return err
 	}
 	defer adm.close()
+	var cert *certificate
+	if c.TLSCert != "" {
+		if cert, err = loadCertificate(c.TLSCert, c.TLSKey, log); err != nil {
+			return err
+		}
+	}
 	n, err := newNode(nodeConfig{
 		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,
 		Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Drain: c.Drain, Keeping: c.keeping(),
 		Auth: transport.Authenticator{Key: []byte(c.TokenKey), Insecure: c.Insecure}, Wire: wire, Rooms: c.rooms(), Hook: hook, Log: log, Admin: adm,
-		Channels: c.channels(), Partitions: c.Partitions,
+		Channels: c.channels(), Partitions: c.Partitions, ClusterKey: c.ClusterKey, TLS: cert,
 		Open: func() (*store.Store, error) {
 			return store.Open(store.Options{URL: c.Redis, Namespace: c.Namespace, Replicated: c.Durability == "replicated"})
 		},
@@ -202,6 +216,12 @@ func (c *ServeCmd) check() error {
 	if err := (store.Options{URL: c.Redis, Namespace: c.Namespace}).Check(); err != nil {
 		return usageError{fmt.Sprintf("--redis or --namespace: %v", err)}
 	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return usageError{"--tls-cert and --tls-key are needed both, or neither"}
+	}
+	if c.ClusterKey != "" && len(c.ClusterKey) < 16 {
+		return usageError{"--cluster-key is too short: it needs 16 bytes at least"}
+	}
 	if c.Drain < 0 {
 		return usageError{"--drain must not be negative"}
 	}
@@ -228,6 +248,9 @@ func (c *ServeCmd) advertise() string {
 	host, port, _ := net.SplitHostPort(c.Listen)
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = c.Instance
+	}
+	if c.TLSCert != "" {
+		return "https://" + net.JoinHostPort(host, port)
 	}
 	return "http://" + net.JoinHostPort(host, port)
 }

@@ -71,13 +71,14 @@ const (
 	ReasonOutboxFull     Reason = "outbox-full"     // the client reads too slowly
 	ReasonProtocolError  Reason = "protocol-error"
 	ReasonShutdown       Reason = "shutdown"
+	ReasonTooMany        Reason = "too-many-connections"
 	ReasonReplaced       Reason = "replaced" // a newer connection of the same peer
 )
 
 // closeCode is the WebSocket close code that goes with the reason.
 func (r Reason) closeCode() int {
 	switch r {
-	case ReasonOutboxFull:
+	case ReasonOutboxFull, ReasonTooMany:
 		return 1013 // try again later
 	case ReasonProtocolError:
 		return 1002

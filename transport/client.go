@@ -108,6 +108,12 @@ func (cl *client) leave(namespace string) {
 }
 
 func (cl *client) connect(p socketio.Packet) {
+	if cl.c.excess {
+		cl.c.send(tooMany(p.Namespace), nil, nil)
+		cl.c.deaf.Store(true)
+		cl.c.finish(ReasonTooMany)
+		return
+	}
 	if !slices.Contains(cl.c.srv.opt.Namespaces, p.Namespace) {
 		cl.c.send(socketio.Packet{
 			Type:      socketio.ConnectError,

@@ -60,6 +60,7 @@ type conn struct {
 	mu       sync.Mutex
 	wire     wire // changes once, by an upgrade
 	state    connState
+	excess   bool   // beyond the limits of connections: it is told so when it joins. Set by Server.register
 	reason   Reason // the first one counts
 	awaiting bool   // a pong
 	due      time.Time

@@ -42,6 +42,11 @@ type Options struct {
 	// server's own host only. A request without Origin is always allowed.
 	Origins []string
 
+	// MaxConnections and MaxPerAddress bound the sessions in total and of one network address. More are refused
+	// when they join a namespace, with CONNECT_ERROR code TOO_MANY_CONNECTIONS; when maxExcess wait for that, by
+	// HTTP status 503. Default: no bound.
+	MaxConnections, MaxPerAddress int
+
 	// OutboxBytes and OutboxMessages bound what waits for one client; one that needs more is cut
 	// off. Defaults 4 MiB and 10,000.
 	OutboxBytes, OutboxMessages int
@@ -97,6 +102,8 @@ type Server struct {
 	mu       sync.Mutex
 	ending   bool // nothing is added to wg from outside a session after this
 	conns    map[string]*conn
+	excess   int                 // of conns
+	of       map[string]int      // sessions of an address, without excess ones; only with MaxPerAddress
 	partings map[string]struct{} // bounded by maxParted
 	closed   map[Reason]uint64
 
@@ -115,6 +122,7 @@ func NewServer(o Options, app App) *Server {
 		finishTimeout:  finishTimeout,
 		upgradeTimeout: upgradeTimeout,
 		conns:          map[string]*conn{},
+		of:             map[string]int{},
 		partings:       map[string]struct{}{},
 		closed:         map[Reason]uint64{},
 	}
@@ -169,6 +177,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // open starts a session.
 func (s *Server) open(w http.ResponseWriter, r *http.Request, q url.Values) {
+	if s.full() {
+		unavailable(w)
+		return
+	}
 	c := &conn{
 		srv:      s,
 		id:       newSID(),
@@ -317,6 +329,7 @@ func (s *Server) session(sid string) *conn {
 func (s *Server) register(c *conn) {
 	s.opened.Add(1)
 	s.mu.Lock()
+	s.limit(c)
 	s.conns[c.id] = c
 	ending := s.ending
 	s.mu.Unlock()
@@ -329,6 +342,7 @@ func (s *Server) forget(c *conn, reason Reason) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c.id)
+	s.unlimit(c)
 	s.closed[reason]++
 }
 

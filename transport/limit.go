@@ -1,0 +1,56 @@
+package transport
+
+import (
+	"encoding/json"
+	"net"
+
+	"holdfast/transport/socketio"
+)
+
+// maxExcess bounds the sessions that are open only to be told that there are too many.
+const maxExcess = 1000
+
+// limit takes a session into account, or finds it to be one too many. The caller holds mu.
+func (s *Server) limit(c *conn) {
+	most, each := s.opt.MaxConnections, s.opt.MaxPerAddress
+	switch {
+	case most > 0 && len(s.conns)-s.excess >= most, each > 0 && s.of[address(c)] >= each:
+		c.excess = true
+		s.excess++
+	case each > 0:
+		s.of[address(c)]++
+	}
+}
+
+// unlimit is the inverse of limit. The caller holds mu.
+func (s *Server) unlimit(c *conn) {
+	switch {
+	case c.excess:
+		s.excess--
+	case s.opt.MaxPerAddress > 0:
+		if s.of[address(c)]--; s.of[address(c)] == 0 {
+			delete(s.of, address(c))
+		}
+	}
+}
+
+func (s *Server) full() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.excess >= maxExcess
+}
+
+func address(c *conn) string {
+	host, _, err := net.SplitHostPort(c.remote)
+	if err != nil {
+		return c.remote
+	}
+	return host
+}
+
+func tooMany(namespace string) []byte {
+	return socketio.Packet{
+		Type: socketio.ConnectError, Namespace: namespace,
+		Data: json.RawMessage(`{"message":"Too many connections","data":{"code":"TOO_MANY_CONNECTIONS"}}`),
+	}.Append([]byte{'4'})
+}
