@@ -109,7 +109,7 @@ func (c *DevCmd) greet(out *output, embedded *store.Embedded, nodes []*node) {
 Clients connect to %s
 
 Try it (npm install socket.io-client; save as try.mjs; node try.mjs):
-  import { io } from "socket.io-client"; const at = (url, peer) => io(url, { transports: ["websocket"], auth: { user: "me", peer } });
+  import { io } from "socket.io-client"; const at = (url, peer) => io(url, { auth: { user: "me", peer } });
   const daemon = at("%s", "daemon"); daemon.on("rpc-request", (request, answer) => answer("hello " + request.params)); await daemon.emitWithAck("rpc-register", { method: "greet" });
   console.log(await at("%s", "caller").emitWithAck("rpc-call", { method: "greet", params: "world" })); process.exit();
 

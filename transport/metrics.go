@@ -91,6 +91,8 @@ var (
 	descSessions      = desc("sessions", "Clients admitted here now.")
 	descClosed        = desc("connections_closed_total", "Connections that ended, by reason.", "reason")
 	descOpened        = desc("connections_opened_total", "Connections that were opened.")
+	descUpgraded      = desc("connections_upgraded_total", "Connections that went from long-polling to a WebSocket.")
+	descForwarded     = desc("requests_forwarded_total", "Requests handed to the replica that has their session.")
 	descOverflows     = desc("outbox_overflows_total", "Clients cut off because they read too slowly.")
 	descMessages      = desc("messages_total", "Messages from (in) and to (out) clients.", "direction")
 	descBytes         = desc("message_bytes_total", "Their bytes.", "direction")
@@ -145,6 +147,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(descConnections, float64(st.Connections))
 	gauge(descSessions, float64(c.rep.SessionCount()))
 	count(descOpened, st.Opened)
+	count(descUpgraded, st.Upgraded)
+	count(descForwarded, st.Forwarded)
 	for reason, n := range st.Closed {
 		count(descClosed, n, string(reason))
 	}
