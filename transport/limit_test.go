@@ -21,9 +21,7 @@ func TestConnectionLimits(t *testing.T) {
 			second.post("1")
 			wantReason(t, app, ReasonTransportClose)
 			join(t, url)
-			if st := srv.Stats(); st.Closed[ReasonTooMany] != 2 {
-				t.Errorf("%+v", st)
-			}
+			until(t, "both that were too many are closed", func() bool { return srv.Stats().Closed[ReasonTooMany] == 2 })
 		})
 	}
 }
