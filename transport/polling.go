@@ -42,6 +42,7 @@ type polling struct {
 	mu     sync.Mutex
 	state  pollState
 	waits  bool // a GET does
+	gets   uint64
 	posts  bool // a POST is being read or handled
 	left   bool // no packet comes any more
 	probe  *probe
@@ -146,10 +147,19 @@ func (p *polling) unclaim(pr *probe) {
 	}
 }
 
-// probed sends a waiting GET back: the client ends its polling before it moves.
-func (p *polling) probed() {
+// probing comes before the probe is answered, and tells which GET waits: those that come later may have overtaken
+// the end of the upgrade.
+func (p *polling) probing() (get uint64) {
 	p.mu.Lock()
-	p.asked, p.noop = true, p.waits
+	defer p.mu.Unlock()
+	p.asked = true
+	return p.gets
+}
+
+// probed sends that GET back, if it waits still: the client ends its polling before it moves.
+func (p *polling) probed(get uint64) {
+	p.mu.Lock()
+	p.noop = p.waits && p.gets == get
 	p.mu.Unlock()
 	p.nudge()
 }
@@ -174,6 +184,7 @@ func (p *polling) poll(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.waits = true
+	p.gets++
 	var slack <-chan time.Time
 	if p.asked {
 		timer := time.NewTimer(probeSlack)

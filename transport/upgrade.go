@@ -66,13 +66,14 @@ func (pr *probe) received(ws *melody.Session, frame []byte) {
 	switch {
 	case string(frame) == "2probe" && !pr.asked:
 		pr.asked = true
+		get := pr.p.probing()
 		raw := ws.WebsocketConnection()
 		_ = raw.SetWriteDeadline(time.Now().Add(cutTimeout)) // then the write fails too
 		if raw.WriteMessage(websocket.TextMessage, []byte("3probe")) != nil {
 			raw.Close()
 			return
 		}
-		pr.p.probed()
+		pr.p.probed(get)
 	case string(frame) == "5" && pr.asked:
 		if !pr.complete(ws) {
 			ws.WebsocketConnection().Close()
