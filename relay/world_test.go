@@ -324,11 +324,16 @@ func (w *world) quiet() {
 	w.t.Helper()
 	for _, n := range w.nodes {
 		n.relay.mu.Lock()
-		left := len(n.relay.calls) + len(n.relay.acks) + len(n.relay.byTarget) + len(n.relay.byMethod) + len(n.relay.owned)
+		left := len(n.relay.calls) + len(n.relay.acks) + len(n.relay.byTarget) + len(n.relay.byMethod)
 		n.relay.mu.Unlock()
 		if left != 0 {
 			w.t.Errorf("%s still holds %d entries of calls that have ended", n.name, left)
 		}
+		w.eventually("the outcomes are recorded", func() bool {
+			n.relay.mu.Lock()
+			defer n.relay.mu.Unlock()
+			return len(n.relay.owned) == 0
+		})
 	}
 }
 
