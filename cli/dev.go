@@ -50,7 +50,8 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 
 	var nodes []*node
 	for i := range c.Replicas {
-		wire, hook := c.wire(), c.hook()
+		wire, hook, channels := c.wire(), c.hook(), c.channels()
+		channels.Unrecorded = from.base != nil
 		wire.Log, hook.Log = log, log
 		if len(wire.Origins) == 0 {
 			wire.Origins = []string{"*"}
@@ -62,7 +63,7 @@ func (c *DevCmd) Run(ctx context.Context, out *output) error {
 		n, err := newNode(nodeConfig{
 			Instance: fmt.Sprintf("dev-%d", i+1), Advertise: "http://" + at, Listen: at,
 			Graces: c.graces(), Patience: c.Patience, LateAck: c.LateAck, Keeping: c.keeping(),
-			Channels: c.channels(), Partitions: c.Partitions,
+			Channels: channels, Partitions: c.Partitions,
 			Auth: transport.Authenticator{Insecure: true}, Wire: wire, Rooms: c.rooms(), Hook: hook,
 			Base: from.base, Log: log.With().Int("replica", i+1).Logger(),
 			Open: embedded.Open,

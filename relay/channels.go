@@ -50,6 +50,9 @@ type ChannelConfig struct {
 	// recover. Default 20000 and 16 MiB.
 	MaxMissed      int
 	MaxMissedBytes int
+	// Unrecorded lets sessions go on that the store has no record of, with no channels but their user's: for a log that
+	// was loaded without what else the store held.
+	Unrecorded bool
 	// For says whether a message of a room is for this session; to is empty when it is for all in the room. Nil: for
 	// nobody. It must not block, nor call the channels.
 	For func(s *replica.Session, room, to string) bool
@@ -304,7 +307,7 @@ func (c *Channels) Open(ctx context.Context, s *replica.Session, plan *Plan, may
 	c.subs[s] = sub
 	c.mu.Unlock()
 	var err error
-	if plan != nil {
+	if plan != nil && !plan.bare {
 		err = c.resume(ctx, sub, plan, may)
 	} else {
 		err = c.subscribe(ctx, s, ClientChannel+commands.UserChannel(s.User), true)

@@ -335,7 +335,7 @@ func TestVanishedInboxIsRepaired(t *testing.T) {
 
 func TestRoomMessagesForSome(t *testing.T) {
 	w := newWorldOf(t, 0, testGrace)
-	w.channels = ChannelConfig{For: func(s *replica.Session, room, to string) bool { return room == "r" && s.Peer == to }}
+	w.channels = ChannelConfig{For: func(s *replica.Session, room, to string) bool { return room == "r" && (to == "" || s.Peer == to) }}
 	n := w.start("r1")
 	a, b := n.come("a", "", ""), n.come("b", "", "")
 	a.subscribe("r:r")

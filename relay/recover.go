@@ -19,6 +19,7 @@ const maxReaders = 64
 type Plan struct {
 	pid   string
 	parts []planPart
+	bare  bool // the store has no record of the session: it has no channels
 }
 
 type planPart struct {
@@ -93,9 +94,10 @@ func (c *Channels) Prepare(ctx context.Context, pid, offset string) (*Plan, erro
 		}
 		plan.parts[p] = part
 	}
-	if !found {
+	if !found && !c.cfg.Unrecorded {
 		return nil, c.fresh(pid, errNoRecord)
 	}
+	plan.bare = !found
 	return plan, nil
 }
 
