@@ -64,6 +64,7 @@ var commandTypes = map[string]func() Command{
 	"join-room":         func() Command { return &JoinRoom{Instance: "r1", Claims: Everything()} },
 	"leave-room":        func() Command { return &LeaveRoom{} },
 	"close-room":        func() Command { return &CloseRoom{} },
+	"restore-room":      func() Command { return &RestoreRoom{} },
 	"expire-room":       func() Command { return &ExpireRoom{} },
 	"update-room":       func() Command { return &UpdateRoom{Claims: Everything()} },
 	"update-guest":      func() Command { return &UpdateGuest{} },

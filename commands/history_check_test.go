@@ -137,7 +137,8 @@ func (h *history) checkRooms() {
 		if room.Seat(projections.PeerID{User: "u", Peer: "nobody"}) != nil {
 			h.Fatalf("nobody is in %s", room.ID)
 		}
-		if (held == 0) == room.Unheld.IsZero() || (held == 0) == RoomDue(room, historyGraces).IsZero() {
+		waits := held > 0 || !room.Held && len(room.Seats()) > 0 // monitors wait for those who will hold it
+		if (held == 0) == room.Unheld.IsZero() || waits != RoomDue(room, historyGraces).IsZero() || held > 0 && !room.Held {
 			h.Fatalf("%s is held by %d, and not since %s", room.ID, held, room.Unheld)
 		}
 		if len(room.Seats()) > h.limits.orDefault().PeersPerRoom {

@@ -300,21 +300,40 @@ func (c ExpireRoom) Decide(s *projections.State) (Decision, error) {
 		return Decision{}, nil
 	}
 	e := events.RoomClosed{Room: c.Room, Reason: "empty"}
-	if !room.Open {
+	if !room.Held {
 		e.Reason = "unused"
 	}
 	return Decision{Reads: e.Ends(), Events: []events.Event{e}}, nil
 }
 
-// RoomDue is when ExpireRoom may have something to do for the room; zero for never.
+// RestoreRoom records the settings of a room again that the log has lost as a whole. A room that is there stays as it is.
+type RestoreRoom struct {
+	Room    string
+	Remains Remains
+}
+
+func (c RestoreRoom) Decide(s *projections.State) (Decision, error) {
+	made := c.Remains.events(JoinRoom{Room: c.Room})
+	if s.Room(c.Room) != nil || len(made) == 0 {
+		return Decision{}, nil
+	}
+	return Decision{Reads: []events.Aggregate{events.RoomKey(c.Room)}, Events: made}, nil
+}
+
+// RoomDue is when ExpireRoom may have something to do for the room; zero for never. A room that only monitors have joined
+// waits for those who hold it; left by them too, it is one that nobody has joined.
 func RoomDue(room *projections.Room, g Graces) time.Time {
 	switch {
 	case room == nil || room.Unheld.IsZero():
 		return time.Time{}
-	case !room.Open:
-		return room.Unheld.Add(g.Unused)
+	case room.Held:
+		return room.Unheld.Add(g.Room)
+	case len(room.Seats()) > 0:
+		return time.Time{}
+	case room.Settings == "" || room.Settings == "{}":
+		return room.Unheld.Add(g.Room)
 	}
-	return room.Unheld.Add(g.Room)
+	return room.Unheld.Add(g.Unused)
 }
 
 // actor is who does something in a room.

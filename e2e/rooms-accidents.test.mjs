@@ -191,6 +191,8 @@ scenario('Redis is emptied: rooms, seats and settings are restored without the c
   const { id, host, guest, member } = await furnish(x);
   const key = fresh('setting');
   await fine(guest, 'settings-set', { key, value: 1 });
+  const early = newRoom();
+  await fine(host, 'room-update', { room: early, settings: { groupId: 'early' } });
   for (let round = 0; round < (LONG ? 10 : 2); round++) {
     assert.equal(await x.cluster.redis.reply('FLUSHALL'), '+OK');
     await sleep(5000); // lasting: before the replicas notice, everything still looks well
@@ -204,6 +206,7 @@ scenario('Redis is emptied: rooms, seats and settings are restored without the c
     await fine(host, 'room-update', { room: id, settings: { round: null } });
     await fine(guest, 'guest-update', { room: id, state: { muted: true } });
   }
+  assert.deepEqual((await join(member, early, 'member')).room.settings, { groupId: 'early' });
   for (const c of [host, guest, member]) {
     assert.deepEqual(c.ends, [], 'no client noticed');
     assert.deepEqual(left(c, id), []);

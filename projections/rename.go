@@ -65,7 +65,7 @@ func (s *State) Renamed(names Names) *State {
 	for _, r := range s.rooms {
 		renamed := &Room{
 			ID: names.Name("room", r.ID), Version: r.Version, Open: r.Open, Owner: names.Name("instance", r.Owner), Pinned: r.Pinned,
-			Settings: names.JSON(r.Settings), GuestState: names.JSON(r.GuestState), Unheld: r.Unheld, held: r.held,
+			Settings: names.JSON(r.Settings), GuestState: names.JSON(r.GuestState), Unheld: r.Unheld, Held: r.Held, held: r.held,
 		}
 		to.rooms[renamed.ID] = renamed
 		if renamed.Open {

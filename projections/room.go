@@ -23,6 +23,8 @@ type Room struct {
 	GuestState string          // JSON object, or empty
 	// Unheld is since when no host, guest or member is in it; zero while one is.
 	Unheld time.Time
+	// Held: a host, guest or member has been in it since it was opened.
+	Held bool
 
 	seats  []*Seat // in the order of joining
 	bySeat map[PeerID]*Seat
@@ -165,7 +167,7 @@ func (s *State) weigh(room *Room, seat *Seat, n int, at time.Time) {
 	}
 	room.held += n
 	if room.held > 0 {
-		room.Unheld = time.Time{}
+		room.Unheld, room.Held = time.Time{}, true
 	} else {
 		room.Unheld = at
 	}
@@ -209,6 +211,9 @@ func (s *State) leave(r events.Record, id string, peer PeerID, reason string) {
 	card := s.cardOf(seat)
 	s.stand(room, seat)
 	s.weigh(room, seat, -1, r.Time())
+	if !room.Held && len(room.seats) == 0 {
+		room.Unheld = r.Time() // a monitor was the last one
+	}
 	s.noteRoom(room, r.Position, Change{Kind: RoomChangedLeft, Peer: card, Reason: reason})
 }
 
@@ -285,7 +290,8 @@ func (s *State) rehome(r events.Record, from ...string) {
 	}
 	slices.SortFunc(pinned, func(a, b *Room) int { return cmp.Compare(a.ID, b.ID) })
 	for _, room := range pinned {
-		if to := s.homeOf(room); to != "" {
+		to := s.homeOf(room)
+		if here, ok := s.replicas[to]; ok && !(here.Draining && to == room.Owner) {
 			s.pin(room, to, r.Position)
 		}
 	}
@@ -302,8 +308,8 @@ func (s *State) unhoused() (without []string) {
 	return without
 }
 
-// homeOf is the live replica that a room moves to: that to which most of its peers are connected, of several the
-// one with the fewest rooms. Empty: there is none.
+// homeOf is the live replica that a room moves to: one that does not drain, if there is one; that to which most of the
+// room's peers are connected; of several the one with the fewest rooms. Empty: there is none.
 func (s *State) homeOf(room *Room) string {
 	here := map[string]int{}
 	for _, seat := range room.seats {
@@ -313,10 +319,8 @@ func (s *State) homeOf(room *Room) string {
 	}
 	best := ""
 	for instance, replica := range s.replicas {
-		if replica.Draining {
-			continue
-		}
 		if best == "" || cmp.Or(
+			compareFlags(replica.Draining, s.replicas[best].Draining),
 			cmp.Compare(here[best], here[instance]),
 			cmp.Compare(len(s.pins[instance]), len(s.pins[best])),
 			cmp.Compare(instance, best),
@@ -325,4 +329,15 @@ func (s *State) homeOf(room *Room) string {
 		}
 	}
 	return best
+}
+
+// compareFlags puts false before true.
+func compareFlags(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
 }

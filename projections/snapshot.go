@@ -90,7 +90,7 @@ func (s *State) Encode() []byte {
 
 func (e *encoder) room(r *Room) {
 	e.text(r.ID, r.Owner, r.Settings, r.GuestState)
-	e.flags(r.Open)
+	e.flags(r.Open, r.Held)
 	e.position(r.Version)
 	e.position(r.Pinned)
 	e.time(r.Unheld)
@@ -104,7 +104,7 @@ func (e *encoder) room(r *Room) {
 // room reads a room with its seats.
 func (d *decoder) room(s *State) {
 	r := &Room{ID: d.text(), Owner: d.text(), Settings: d.text(), GuestState: d.text()}
-	d.flags(&r.Open)
+	d.flags(&r.Open, &r.Held)
 	r.Version, r.Pinned, r.Unheld = d.position(), d.position(), d.time()
 	s.rooms[r.ID] = r
 	if r.Open {

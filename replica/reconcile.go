@@ -98,6 +98,9 @@ func (r *Replica) missing() []func(context.Context) {
 	for _, lost := range r.missingSettings() {
 		work = append(work, func(ctx context.Context) { _, _ = r.Execute(ctx, lost) })
 	}
+	for _, lost := range r.missingRooms() {
+		work = append(work, func(ctx context.Context) { r.restoreRoom(ctx, lost) })
+	}
 	for _, s := range admitted {
 		if s.replaced.Load() {
 			continue

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"sync"
 	"time"
 
 	"holdfast/commands"
@@ -123,6 +124,7 @@ type formerRooms struct {
 	until    time.Time
 	rooms    map[string]commands.Remains
 	settings map[string]string
+	settled  *sync.Map // names of rooms that were recorded again, or found to be there
 }
 
 // remainsKept is how long after a rebuild what the former state knew may be recorded again. By then every replica has
@@ -133,10 +135,11 @@ const remainsKept = 30 * time.Second
 func (r *Replica) rememberRooms() {
 	now := time.Now()
 	if now.After(r.formerRooms.until) {
-		r.formerRooms = formerRooms{rooms: map[string]commands.Remains{}, settings: map[string]string{}}
+		r.formerRooms = formerRooms{rooms: map[string]commands.Remains{}, settings: map[string]string{}, settled: &sync.Map{}}
 	}
 	r.formerRooms.until = now.Add(remainsKept)
 	for room := range r.state.Rooms() {
+		r.formerRooms.settled.Delete(room.ID)
 		r.formerRooms.rooms[room.ID] = commands.Remains{Settings: room.Settings, GuestState: room.GuestState}
 	}
 	for key, value := range r.state.Settings() {
@@ -187,6 +190,35 @@ func (r *Replica) restorePlace(ctx context.Context, s *Session, id string) error
 		_, err = r.Execute(ctx, *ask)
 	}
 	return err
+}
+
+// missingRooms lists the rooms that the log has lost with their settings, each once. The caller holds mu.
+func (r *Replica) missingRooms() (lost []commands.RestoreRoom) {
+	if time.Now().After(r.formerRooms.until) {
+		return nil
+	}
+	for id, remains := range r.formerRooms.rooms {
+		if remains.Settings == "" && remains.GuestState == "" {
+			continue
+		}
+		if r.state.Room(id) != nil { // should it end from now on, it ends
+			r.formerRooms.settled.Store(id, true)
+		} else if _, settled := r.formerRooms.settled.Load(id); !settled {
+			lost = append(lost, commands.RestoreRoom{Room: id, Remains: remains})
+		}
+	}
+	return lost
+}
+
+// restoreRoom records a room's settings again. Once that has been decided it is not tried again: it may have ended since.
+func (r *Replica) restoreRoom(ctx context.Context, c commands.RestoreRoom) {
+	if _, err := r.Execute(ctx, c); err != nil {
+		r.log.Debug().Err(err).Str("room", c.Room).Msg("restore settings of a room")
+		return
+	}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	r.formerRooms.settled.Store(c.Room, true)
 }
 
 // missingSettings lists the cluster-wide settings that the log has lost. The caller holds mu, for reading at least.
