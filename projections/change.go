@@ -1,6 +1,7 @@
 package projections
 
 import (
+	"slices"
 	"time"
 
 	"holdfast/events"
@@ -59,7 +60,7 @@ type Card struct {
 }
 
 // Observe makes Apply keep what changes, for Changes to take. A state that is only folded does not need it.
-func (s *State) Observe() { s.observed, s.former = true, map[string]events.Position{} }
+func (s *State) Observe() { s.observed = true }
 
 // Changes takes what the records applied since the last call have changed, in order.
 func (s *State) Changes() []Change {
@@ -81,22 +82,26 @@ func (s *State) noteRoom(room *Room, at events.Position, c Change) {
 	if !s.observed {
 		return
 	}
-	if s.formerAt != at {
-		clear(s.former)
-		s.formerAt = at
+	if before != at { // else it was changed by the same record before
+		room.before = before
 	}
-	if before == at { // by an earlier change of the same record
-		before = s.former[room.ID]
-	} else {
-		s.former[room.ID] = before
-	}
-	c.At, c.Room, c.Previous = at, room.ID, before
+	c.At, c.Room, c.Previous = at, room.ID, room.before
 	s.note(c)
 }
 
-func (s *State) cardOf(seat *Seat) Card {
+// expect makes place for so many changes: a record that changes thousands of rooms need not move them again and again.
+func (s *State) expect(n int) {
+	if s.observed {
+		s.changes = slices.Grow(s.changes, n)
+	}
+}
+
+func (s *State) cardOf(seat *Seat) Card { return cardOf(seat, s.peers[seat.PeerID]) }
+
+// cardOf takes together a seat and the peer in it, if that is known.
+func cardOf(seat *Seat, p *Peer) Card {
 	c := Card{PeerID: seat.PeerID, Role: seat.Role, Name: seat.Name, Meta: seat.Meta}
-	if p, ok := s.peers[seat.PeerID]; ok {
+	if p != nil {
 		c.Connected, c.Instance, c.Connection, c.Since = p.Connected, p.Instance, p.Connection, p.Changed
 	}
 	return c

@@ -92,7 +92,7 @@ func (s *State) peerConnected(r events.Record, e events.PeerConnected) {
 		s.note(Change{Kind: PresenceChanged, At: r.Position, Peer: presence(p)})
 	}
 	if away {
-		s.roomsChanged(r, id, RoomChangedBack, "")
+		s.roomsChanged(r, p, RoomChangedBack, "")
 	}
 }
 
@@ -127,7 +127,7 @@ func (s *State) peerDisconnected(r events.Record, e events.PeerDisconnected) {
 	p.Connected, p.Changed = false, r.Time()
 	p.SessionEnded = e.SessionEnded
 	s.connectionChanged(r, p)
-	s.roomsChanged(r, p.PeerID, RoomChangedAway, e.Reason)
+	s.roomsChanged(r, p, RoomChangedAway, e.Reason)
 }
 
 func (s *State) peerGone(r events.Record, e events.PeerGone) {
@@ -161,10 +161,10 @@ func (s *State) peerForgotten(e events.PeerForgotten) {
 func (s *State) attach(p *Peer) {
 	on := s.onto[p.Instance]
 	if on == nil {
-		on = map[PeerID]struct{}{}
+		on = map[PeerID]*Peer{}
 		s.onto[p.Instance] = on
 	}
-	on[p.PeerID] = struct{}{}
+	on[p.PeerID] = p
 }
 
 // detach takes the peer's connection out of the index of its replica.

@@ -104,16 +104,21 @@ func (s *State) endReplica(r events.Record, instance, incarnation string, since 
 	if lapse {
 		reason = "replica-lost"
 	}
-	for id := range s.onto[instance] {
-		p := s.peers[id]
+	gone := s.onto[instance]
+	delete(s.onto, instance)
+	for _, p := range gone {
 		p.Connected = false
 		p.Changed = since
 		if lapse {
 			s.lapse(p)
 		}
-		s.connectionChanged(r, p)
-		s.roomsChanged(r, id, RoomChangedAway, reason)
 	}
-	delete(s.onto, instance)
+	// Where the rooms go depends on who is left, and is told before who is away: of thousands of rooms the last one
+	// would else hear of its owner after all the others have heard of every peer.
+	s.expect(len(s.pins[instance]) + 2*len(gone))
 	s.rehome(r, instance)
+	for _, p := range gone {
+		s.connectionChanged(r, p)
+		s.roomsChanged(r, p, RoomChangedAway, reason)
+	}
 }

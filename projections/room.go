@@ -28,7 +28,8 @@ type Room struct {
 
 	seats  []*Seat // in the order of joining
 	bySeat map[PeerID]*Seat
-	held   int // hosts, guests and members
+	held   int             // hosts, guests and members
+	before events.Position // the version before the record that Version is of; of a state that is observed
 }
 
 // Seat is the place of a peer in a room.
@@ -106,7 +107,7 @@ func (s *State) roomOpened(r events.Record, e events.RoomOpened) {
 	room.Unheld = r.Time()
 	owner := e.Instance
 	if here, ok := s.replicas[owner]; ok && here.Draining {
-		if to := s.homeOf(room); to != "" {
+		if to := s.homeOf(room, map[string]int{}); to != "" {
 			owner = to
 		}
 	}
@@ -262,9 +263,9 @@ func (s *State) roomClosed(r events.Record, e events.RoomClosed) {
 }
 
 // roomsChanged notes that a peer's coming or going shows in its rooms.
-func (s *State) roomsChanged(r events.Record, id PeerID, kind ChangeKind, reason string) {
-	for _, room := range s.roomsOf[id] {
-		s.noteRoom(room, r.Position, Change{Kind: kind, Peer: s.cardOf(room.Seat(id)), Reason: reason})
+func (s *State) roomsChanged(r events.Record, p *Peer, kind ChangeKind, reason string) {
+	for _, room := range s.roomsOf[p.PeerID] {
+		s.noteRoom(room, r.Position, Change{Kind: kind, Peer: cardOf(room.Seat(p.PeerID), p), Reason: reason})
 	}
 }
 
@@ -276,8 +277,11 @@ func (s *State) connectionChanged(r events.Record, p *Peer) {
 	c := Change{Kind: ConnectionChanged, At: r.Position, Peer: Card{
 		PeerID: p.PeerID, Connected: p.Connected, Instance: p.Instance, Connection: p.Connection, Since: p.Changed,
 	}}
-	for _, room := range s.roomsOf[p.PeerID] {
-		c.Rooms = append(c.Rooms, room.ID)
+	if rooms := s.roomsOf[p.PeerID]; len(rooms) > 0 {
+		c.Rooms = make([]string, len(rooms))
+		for i, room := range rooms {
+			c.Rooms[i] = room.ID
+		}
 	}
 	s.note(c)
 }
@@ -289,8 +293,9 @@ func (s *State) rehome(r events.Record, from ...string) {
 		pinned = slices.AppendSeq(pinned, maps.Values(s.pins[instance]))
 	}
 	slices.SortFunc(pinned, func(a, b *Room) int { return cmp.Compare(a.ID, b.ID) })
+	here := map[string]int{}
 	for _, room := range pinned {
-		to := s.homeOf(room)
+		to := s.homeOf(room, here)
 		if here, ok := s.replicas[to]; ok && !(here.Draining && to == room.Owner) {
 			s.pin(room, to, r.Position)
 		}
@@ -309,9 +314,9 @@ func (s *State) unhoused() (without []string) {
 }
 
 // homeOf is the live replica that a room moves to: one that does not drain, if there is one; that to which most of the
-// room's peers are connected; of several the one with the fewest rooms. Empty: there is none.
-func (s *State) homeOf(room *Room) string {
-	here := map[string]int{}
+// room's peers are connected; of several the one with the fewest rooms. Empty: there is none. here is to count in.
+func (s *State) homeOf(room *Room, here map[string]int) string {
+	clear(here)
 	for _, seat := range room.seats {
 		if p, ok := s.peers[seat.PeerID]; ok && p.Connected {
 			here[p.Instance]++

@@ -23,8 +23,8 @@ type State struct {
 	replicas map[string]*Replica // live ones, by instance
 	slots    [events.Slots]Slot
 	peers    map[PeerID]*Peer
-	sessions map[string]PeerID // recovery id of a peer's current session
-	onto     map[string]map[PeerID]struct{}
+	sessions map[string]PeerID           // recovery id of a peer's current session
+	onto     map[string]map[PeerID]*Peer // the connected ones, by instance
 	methods  map[MethodID]*Registration
 	held     map[PeerID]map[string]struct{} // methods that any session of the peer holds
 	users    map[string][]*Peer
@@ -35,8 +35,6 @@ type State struct {
 
 	observed bool // Changes are wanted
 	changes  []Change
-	former   map[string]events.Position // versions before the record at formerAt, of the rooms that it has changed
-	formerAt events.Position
 }
 
 // New is the state before the first event.
@@ -46,7 +44,7 @@ func New() *State {
 		replicas: map[string]*Replica{},
 		peers:    map[PeerID]*Peer{},
 		sessions: map[string]PeerID{},
-		onto:     map[string]map[PeerID]struct{}{},
+		onto:     map[string]map[PeerID]*Peer{},
 		methods:  map[MethodID]*Registration{},
 		held:     map[PeerID]map[string]struct{}{},
 		users:    map[string][]*Peer{},
