@@ -112,6 +112,7 @@ func (a *Audience) Changed(changes []projections.Change) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	touched := map[string]*projections.Change{} // rooms that watchers are told of: the last change of each
+	urls := map[string]string{}                 // of the owners that are told of
 	for i := range changes {
 		c := &changes[i]
 		switch c.Kind {
@@ -134,12 +135,11 @@ func (a *Audience) Changed(changes []projections.Change) {
 			a.leaving(a.rooms[c.Room][c.Peer.PeerID], c.Room)
 			a.exit(a.rooms, c.Room, c.Peer.PeerID)
 		}
-		touched[c.Room] = c
+		if len(a.watchers) > 0 {
+			touched[c.Room] = c
+		}
 		if members := a.rooms[c.Room]; len(members) > 0 {
-			var name string
-			var body []byte
-			a.rep.View(func(s *projections.State) { name, body = notice(s, c) })
-			if name != "" {
+			if name, body := notice(c, a.urlOf(c.Owner, urls)); name != "" {
 				a.tell(members, name, body, projections.PeerID{})
 			}
 		}
@@ -151,6 +151,23 @@ func (a *Audience) Changed(changes []projections.Change) {
 		}
 	}
 	a.tellWatchers(touched)
+}
+
+// urlOf is where an instance that lives can be reached; known are those that were looked up before. The state is not
+// looked at for each of thousands of notices: others want it just then, after the loss of a replica.
+func (a *Audience) urlOf(instance string, known map[string]string) string {
+	if instance == "" {
+		return ""
+	}
+	url, ok := known[instance]
+	if !ok {
+		a.rep.View(func(s *projections.State) {
+			live, _ := s.Replica(instance)
+			url = live.URL
+		})
+		known[instance] = url
+	}
+	return url
 }
 
 // connection takes note of where a peer is connected now.
@@ -217,9 +234,6 @@ func (a *Audience) setting(c *projections.Change) {
 
 // tellWatchers sends the present summary of each room that has changed.
 func (a *Audience) tellWatchers(touched map[string]*projections.Change) {
-	if len(a.watchers) == 0 {
-		return
-	}
 	for id, c := range touched {
 		var body []byte
 		a.rep.View(func(s *projections.State) {

@@ -49,10 +49,9 @@ func appendCard(b []byte, c *projections.Card, withMeta bool) []byte {
 	return appendText(b, `,"instance":`, c.Instance)
 }
 
-func appendOwner(b []byte, s *projections.State, instance string) []byte {
+func appendOwner(b []byte, instance, url string) []byte {
 	b = appendText(b, `"owner":{"instance":`, instance)
-	live, _ := s.Replica(instance)
-	b = appendText(b, `,"url":`, live.URL)
+	b = appendText(b, `,"url":`, url)
 	return append(b, '}')
 }
 
@@ -65,7 +64,8 @@ func appendRoom(b []byte, s *projections.State, room *projections.Room, summary 
 	b = strconv.AppendBool(b, room.Open)
 	if room.Open { // nobody owns what nobody has joined yet
 		b = append(b, ',')
-		b = appendOwner(b, s, room.Owner)
+		live, _ := s.Replica(room.Owner)
+		b = appendOwner(b, room.Owner, live.URL)
 	}
 	seats := room.Seats()
 	if summary {
@@ -98,8 +98,9 @@ func closedSummary(c *projections.Change) []byte {
 	return append(b, `,"open":false,"peerCount":0,"peers":[]}`...)
 }
 
-// notice is what a room is told of a change; the name is empty when it is told nothing.
-func notice(s *projections.State, c *projections.Change) (name string, body []byte) {
+// notice is what a room is told of a change, url being where a new owner can be reached; the name is empty when it is
+// told nothing.
+func notice(c *projections.Change, url string) (name string, body []byte) {
 	b := make([]byte, 0, 256)
 	b = appendText(b, `{"room":`, c.Room)
 	b = appendPosition(b, `,"version":`, c.At)
@@ -124,7 +125,7 @@ func notice(s *projections.State, c *projections.Change) (name string, body []by
 		if c.Former == "" {
 			return "", nil // just opened: nobody is in it yet
 		}
-		name, b = "room-owner", appendOwner(b, s, c.Owner)
+		name, b = "room-owner", appendOwner(b, c.Owner, url)
 	case projections.RoomChangedClosed:
 		return "room-closed", append(appendText(b, `"reason":`, c.Reason), '}')
 	default:
