@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"hash/fnv"
+	"slices"
 	"sync"
 	"time"
 
@@ -116,10 +117,19 @@ func (r *Replica) noteDue(records []events.Record) {
 			r.planRoom(e.Room)
 		case events.RoomSettingsChanged:
 			r.planRoom(e.Room)
-		case events.ReplicaLost, events.ReplicaStopped:
-			r.planAll()
 		}
 	}
+}
+
+// ended reports whether a replica's end is among the records. Then others have its turns, and its peers have deadlines.
+func ended(records []events.Record) bool {
+	return slices.ContainsFunc(records, func(rec events.Record) bool {
+		switch rec.Event.(type) {
+		case events.ReplicaLost, events.ReplicaStopped:
+			return true
+		}
+		return false
+	})
 }
 
 // plan enters the peer's next deadline. The caller holds mu, for reading at least.

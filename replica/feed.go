@@ -205,6 +205,9 @@ func (r *Replica) ingest(records []events.Record) error {
 		r.mu.Lock()
 		r.announce() // to those who wait for the sessions to have followed
 		r.mu.Unlock()
+		if ended(fresh) { // not before the clients are told: it is long, and no deadline is near
+			r.scheduleAll()
+		}
 	}
 	return err
 }
