@@ -379,6 +379,11 @@ func (c *Channels) subscribe(ctx context.Context, s *replica.Session, name strin
 
 // ask runs the subscribe script for topics of one partition.
 func (c *Channels) ask(ctx context.Context, p *partition, mode store.SubscribeMode, pid string, topics []*topic) (store.Subscribed, error) {
+	return c.askKnowing(ctx, p, store.Mark{}, mode, pid, topics)
+}
+
+// askKnowing is ask with a mark that the partition has to know, besides those that this replica has seen.
+func (c *Channels) askKnowing(ctx context.Context, p *partition, seen store.Mark, mode store.SubscribeMode, pid string, topics []*topic) (store.Subscribed, error) {
 	self, _, ok := c.rep.Self()
 	if !ok {
 		return store.Subscribed{}, errStarting
@@ -390,7 +395,13 @@ func (c *Channels) ask(ctx context.Context, p *partition, mode store.SubscribeMo
 		defer t.io.RUnlock()
 		names[i] = t.name
 	}
-	got, err := c.rep.Store().Subscribe(ctx, self, p.known(), mode, pid, names, c.keep.Session)
+	known := p.known()
+	if seen.Epoch == known.Epoch {
+		known.Mark = later(known.Mark, seen)
+	} else if known.Epoch == "" {
+		known.Mark = seen
+	}
+	got, err := c.rep.Store().Subscribe(ctx, self, known, mode, pid, names, c.keep.Session)
 	if err != nil {
 		return got, err
 	}

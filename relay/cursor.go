@@ -13,10 +13,10 @@ import (
 // and show the last one that they saw. It is made here only, and has to be told from any string that an app sends as
 // a last argument: hence the prefix and the checksum.
 //
-//	"hf" + base64url(number of partitions, then for each 4 bytes of epoch and the sequence as a uvarint; 4 bytes CRC)
+//	"hf" + base64url(number of partitions, then for each 4 bytes of epoch, 4 of the token and the sequence as a uvarint; 4 bytes CRC)
 //
-// A partition in which the client has got nothing has a zero epoch. With one partition, the offset of a message
-// depends on nothing but its number, so that all replicas give it the same. With several, it depends on how far the
+// A partition in which the client has got nothing has a zero epoch. The token tells the message from another one that
+// gets its number after the store has lost some. With one partition, the offset of a message depends on nothing but it, so that all replicas give it the same. With several, it depends on how far the
 // replica has got in the others, and is still the same for all its clients, but for those that have just been
 // recovered beyond that.
 type cursor []store.Mark
@@ -35,6 +35,7 @@ func (c cursor) String() string {
 		var epoch [store.EpochLength / 2]byte
 		_, _ = hex.Decode(epoch[:], []byte(m.Epoch))
 		b = append(b, epoch[:]...)
+		b = binary.BigEndian.AppendUint32(b, m.Token)
 		b = binary.AppendUvarint(b, m.Seq)
 	}
 	b = binary.BigEndian.AppendUint32(b, crc32.Checksum(b, cursorTable))
@@ -57,17 +58,19 @@ func parseCursor(offset string, partitions int) (cursor, bool) {
 	}
 	c := make(cursor, partitions)
 	for p := range c {
-		if len(rest) < store.EpochLength/2 {
+		const fixed = store.EpochLength/2 + 4
+		if len(rest) < fixed {
 			return nil, false
 		}
 		if epoch := rest[:store.EpochLength/2]; epoch[0]|epoch[1]|epoch[2]|epoch[3] != 0 {
 			c[p].Epoch = hex.EncodeToString(epoch)
 		}
-		seq, used := binary.Uvarint(rest[store.EpochLength/2:])
+		c[p].Token = binary.BigEndian.Uint32(rest[store.EpochLength/2:])
+		seq, used := binary.Uvarint(rest[fixed:])
 		if used <= 0 {
 			return nil, false
 		}
-		c[p].Seq, rest = seq, rest[store.EpochLength/2+used:]
+		c[p].Seq, rest = seq, rest[fixed+used:]
 	}
 	if len(rest) != 0 || c.String() != offset {
 		return nil, false

@@ -16,6 +16,7 @@ func TestCursorsComeBackAsTheyWere(t *testing.T) {
 			return store.Mark{
 				Epoch: rapid.StringMatching(`[0-9a-f]{7}[1-9a-f]`).Draw(t, "epoch"),
 				Seq:   rapid.Uint64().Draw(t, "seq"),
+				Token: rapid.Uint32().Draw(t, "token"),
 			}
 		})
 		c := cursor(rapid.SliceOfN(mark, 1, store.MaxPartitions).Draw(t, "cursor"))

@@ -14,11 +14,12 @@ type partition struct {
 	at  store.Mark // all that came up to it has been handed out; no epoch: nothing has come yet
 	pub publisher
 
-	top       uint64 // number of the last message that was published from here, in this epoch
-	inbox     uint64 // number of the last message that the inbox gave
-	broken    bool   // the numbers went back within the epoch
+	top       store.Mark // the last message that was published from here, in this epoch
+	inbox     uint64     // number of the last message that the inbox gave
+	broken    bool       // the numbers went back within the epoch
 	repairing bool
 	again     bool          // the repair has to begin anew
+	losing    bool          // messages may be missing; else the repair only asks whether the history is another
 	done      chan struct{} // closed when the repair under way has ended
 	life      int           // counts incarnations: a repair for a former one does nothing
 	// held are the messages that came while a repair is under way. When it is full, they are dropped and the repair
@@ -32,7 +33,15 @@ const maxHeldArrivals = 100_000
 func (p *partition) known() store.Known {
 	p.c.order.Lock()
 	defer p.c.order.Unlock()
-	return store.Known{Mark: store.Mark{Epoch: p.at.Epoch, Seq: max(p.at.Seq, p.top)}, Broken: p.broken}
+	return store.Known{Mark: later(p.at, p.top), Broken: p.broken}
+}
+
+// later is the later of two marks of one epoch, with the token if that is known.
+func later(a, b store.Mark) store.Mark {
+	if b.Epoch == a.Epoch && (b.Seq > a.Seq || b.Seq == a.Seq && a.Token == 0) {
+		return b
+	}
+	return a
 }
 
 // learn takes note of the partition's epoch as a script has told it. It reports whether it is the one that counts
@@ -86,16 +95,16 @@ func (p *partition) hand(a arrival) {
 	if a.Seq <= p.at.Seq || a.Epoch != p.at.Epoch {
 		return // handed out already, from a history
 	}
-	p.at.Seq = a.Seq
+	p.at = a.Mark
 	if a.known {
-		p.c.deliver(p.delivery(a.message, a.Seq))
+		p.c.deliver(p.delivery(a.message, a.Mark))
 	}
 }
 
-func (p *partition) delivery(m message, seq uint64) *delivery {
-	d := &delivery{message: m, part: p.n, seq: seq}
+func (p *partition) delivery(m message, at store.Mark) *delivery {
+	d := &delivery{message: m, part: p.n, seq: at.Seq}
 	if len(p.c.parts) == 1 {
-		d.b = broadcast(m, cursor{{Epoch: p.at.Epoch, Seq: seq}})
+		d.b = broadcast(m, cursor{at})
 		return d
 	}
 	d.at = make(cursor, len(p.c.parts))

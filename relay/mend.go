@@ -26,8 +26,23 @@ func (p *partition) lose() {
 	p.repair()
 }
 
+// doubt says that the connection to the store has failed: it may have come back as one that has lost its last
+// messages. What comes is held until it is known that the history is the one that this replica has seen.
+func (p *partition) doubt() {
+	p.c.order.Lock()
+	defer p.c.order.Unlock()
+	if p.at.Epoch != "" {
+		p.ask()
+	}
+}
+
 // repair looks for what the inbox did not bring, in the histories of all channels. The caller holds order.
 func (p *partition) repair() {
+	p.losing = true
+	p.ask()
+}
+
+func (p *partition) ask() {
 	p.again = true
 	if p.repairing {
 		return
@@ -48,10 +63,12 @@ func (p *partition) runRepair(life int) {
 			c.order.Unlock()
 			return
 		}
-		p.again = false
+		losing := p.losing
+		p.again, p.losing = false, false
 		c.order.Unlock()
-		err := p.repairOnce(ctx, life)
+		err := p.repairOnce(ctx, life, losing)
 		c.order.Lock()
+		p.losing = p.losing || losing && err != nil
 		if p.life == life && (err == nil && !p.again || ctx.Err() != nil) {
 			p.resume()
 			c.order.Unlock()
@@ -90,19 +107,20 @@ func (p *partition) reset() {
 	p.life++
 	p.held = nil
 	p.resume()
-	p.at, p.inbox, p.top, p.broken = store.Mark{}, 0, 0, false
+	p.at, p.inbox, p.top, p.broken = store.Mark{}, 0, store.Mark{}, false
 }
 
 // repairOnce makes this replica interested in all that its clients have, and hands out what the histories have
-// beyond the mark.
-func (p *partition) repairOnce(ctx context.Context, life int) error {
+// beyond the mark. Unless something is missing, that is done only if the epoch is another.
+func (p *partition) repairOnce(ctx context.Context, life int, losing bool) error {
 	c := p.c
 	got, err := c.ask(ctx, p, store.SubscribeNone, "", nil)
 	if err != nil {
 		return err
 	}
 	c.order.Lock()
-	if p.life == life && p.at.Epoch != got.Epoch {
+	same := p.at.Epoch == got.Epoch
+	if p.life == life && !same {
 		if p.at.Epoch == "" {
 			p.at = store.Mark{Epoch: got.Epoch}
 		} else {
@@ -110,6 +128,9 @@ func (p *partition) repairOnce(ctx context.Context, life int) error {
 		}
 	}
 	c.order.Unlock()
+	if same && !losing {
+		return nil
+	}
 	topics, autos := p.local()
 	for batch := range slices.Chunk(topics, repairBatch) {
 		again, err := c.ask(ctx, p, store.SubscribeNone, "", batch)
@@ -159,7 +180,7 @@ func (p *partition) turn(epoch string, base uint64) {
 		Msg("the store has lost messages of channels: the clients that have channels begin anew")
 	c.figures.Losses.With("epoch").Inc()
 	p.at = store.Mark{Epoch: epoch, Seq: base}
-	p.inbox, p.top, p.broken = base, base, false
+	p.inbox, p.top, p.broken = base, store.Mark{}, false
 	c.mu.Lock()
 	var lost []*subscriber
 	for _, sub := range c.subs {
@@ -290,9 +311,9 @@ func (p *partition) catchUp(ctx context.Context, topics []*topic, to store.Mark,
 	}
 	c.dropHoles(holes)
 	for _, m := range found {
-		p.hand(arrival{Mark: store.Mark{Epoch: to.Epoch, Seq: m.seq}, message: m.message, known: m.known})
+		p.hand(arrival{Mark: store.Mark{Epoch: to.Epoch, Seq: m.seq, Token: m.token}, message: m.message, known: m.known})
 	}
-	p.at.Seq = max(p.at.Seq, to.Seq)
+	p.at = later(p.at, to)
 	if len(found) > 0 {
 		c.figures.Count.With("repaired").Add(uint64(len(found)))
 		c.log.Warn().Int("messages", len(found)).Int("partition", p.n).Msg("messages that the inbox did not bring were found in the histories")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"holdfast/store"
 )
@@ -89,9 +90,15 @@ func decodeArrival(b []byte) (a arrival, rest []byte, err error) {
 		return a, nil, fmt.Errorf("%w: number", errMessage)
 	}
 	a.Epoch = string(b[1:head])
-	if a.Seq, err = strconv.ParseUint(string(b[head:head+end]), 10, 64); err != nil {
+	number, token, _ := strings.Cut(string(b[head:head+end]), "-")
+	if a.Seq, err = strconv.ParseUint(number, 10, 64); err != nil {
 		return a, nil, fmt.Errorf("%w: number", errMessage)
 	}
+	its, err := strconv.ParseUint(token, 10, 32)
+	if err != nil {
+		return a, nil, fmt.Errorf("%w: token", errMessage)
+	}
+	a.Token = uint32(its)
 	a.message, a.known, rest, err = decodeMessage(b[head+end+1:])
 	return a, rest, err
 }

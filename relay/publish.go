@@ -158,12 +158,12 @@ func (q *publisher) publish(ctx context.Context, p *partition, batch []publishin
 	}
 	c.order.Lock()
 	if _, same := p.learn(at.Epoch); same {
-		p.top = max(p.top, at.Seq)
+		p.top = at
 	}
 	c.order.Unlock()
 	first := at.Seq - uint64(len(batch)) + 1
 	for i, item := range batch {
-		item.done(store.Mark{Epoch: at.Epoch, Seq: first + uint64(i)}, nil)
+		item.done(store.Mark{Epoch: at.Epoch, Seq: first + uint64(i), Token: at.Token}, nil)
 	}
 	return nil
 }
@@ -180,7 +180,7 @@ func (q *publisher) outage(ctx context.Context, p *partition) bool {
 		}
 		q.expire(time.Now())
 		probe, cancel := context.WithTimeout(ctx, time.Second)
-		_, err := p.c.rep.Store().Session(probe, p.n, "")
+		_, err := p.c.rep.Store().Session(probe, p.n, "", store.Mark{})
 		cancel()
 		if err == nil {
 			return true

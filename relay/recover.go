@@ -32,6 +32,7 @@ type planPart struct {
 type recorded struct {
 	message
 	seq   uint64
+	token uint32
 	known bool
 	// b is the same for all clients, with one partition.
 	b *replica.Broadcast
@@ -65,7 +66,7 @@ func (c *Channels) Prepare(ctx context.Context, pid, offset string) (*Plan, erro
 	bounds := missedBounds{messages: c.cfg.MaxMissed, bytes: c.cfg.MaxMissedBytes}
 	found := false
 	for p := range c.parts {
-		rec, err := c.rep.Store().Session(ctx, p, pid)
+		rec, err := c.rep.Store().Session(ctx, p, pid, at[p])
 		if err != nil {
 			return nil, err
 		}
@@ -75,9 +76,9 @@ func (c *Channels) Prepare(ctx context.Context, pid, offset string) (*Plan, erro
 			switch {
 			case rec.Epoch != rec.Mark.Epoch:
 				err = errLost
-			case at[p].Epoch == rec.Epoch && at[p].Seq > rec.Seq:
+			case rec.Other || at[p].Epoch == rec.Epoch && at[p].Seq > rec.Seq:
 				err = errLost // it has seen what the store does not know any more
-				c.figures.Losses.With("offset-ahead").Inc()
+				c.figures.Losses.With("offset-of-lost").Inc()
 				c.parts[p].behind(at[p])
 			default:
 				part.missed, err = c.missed(ctx, p, rec.Channels, at[p], rec.Mark, &bounds)
@@ -260,7 +261,7 @@ func (c *Channels) resumePart(ctx context.Context, sub *subscriber, plan *Plan, 
 			}
 		}
 		var err error
-		if got, err = c.ask(ctx, c.parts[p], store.SubscribeKeep, plan.pid, topics); err != nil {
+		if got, err = c.askKnowing(ctx, c.parts[p], part.record.Mark, store.SubscribeKeep, plan.pid, topics); err != nil {
 			return 0, err
 		}
 		if !got.Done || got.Epoch != part.record.Mark.Epoch {
@@ -307,7 +308,7 @@ func (c *Channels) resumePart(ctx context.Context, sub *subscriber, plan *Plan, 
 		if b == nil {
 			at := slices.Clone(part.from)
 			copy(at, floor[:p])
-			at[p] = store.Mark{Epoch: got.Epoch, Seq: m.seq}
+			at[p] = store.Mark{Epoch: got.Epoch, Seq: m.seq, Token: m.token}
 			b = broadcast(m.message, at)
 		}
 		sub.session.Link.Broadcast(b)
@@ -412,9 +413,9 @@ func (c *Channels) page(name string, p *partition, from uint64) (*past, error) {
 		if err != nil {
 			return nil, err
 		}
-		one := recorded{message: m, seq: s.Seq, known: known}
+		one := recorded{message: m, seq: s.Seq, token: s.Token, known: known}
 		if len(c.parts) == 1 {
-			one.b = broadcast(m, cursor{{Epoch: got.Epoch, Seq: s.Seq}})
+			one.b = broadcast(m, cursor{{Epoch: got.Epoch, Seq: s.Seq, Token: s.Token}})
 		}
 		page.messages = append(page.messages, one)
 	}

@@ -241,6 +241,9 @@ func (r *Relay) Receive(partition int, messages []store.Message, lost bool) {
 	}
 }
 
+// Doubted is as in replica.Doubter.
+func (r *Relay) Doubted(partition int) { r.channels.parts[partition].doubt() }
+
 // Reached is as in replica.Marker.
 func (r *Relay) Reached(partition int, at store.Mark) { r.channels.parts[partition].reached(at) }
 

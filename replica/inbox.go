@@ -18,10 +18,18 @@ func (r *Replica) readInbox(ctx context.Context, l *life, partition int) error {
 	in := l.inbox
 	in.Partition = partition
 	pause := time.Duration(0)
+	failed := false // the last look at the store was an error
 	for ctx.Err() == nil {
 		after := l.consumed[partition].Load()
-		messages, err := r.st.ReadInbox(ctx, in, after, inboxBatch, inboxBlock)
-		if err != nil {
+		var messages []store.Message
+		var err error
+		if failed {
+			err = r.lookAfterFailure(ctx, l, in)
+		}
+		if err == nil {
+			messages, err = r.st.ReadInbox(ctx, in, after, inboxBatch, inboxBlock)
+		}
+		if failed = err != nil; failed {
 			if ctx.Err() == nil {
 				r.log.Debug().Err(err).Msg("read inbox")
 			}
@@ -48,6 +56,23 @@ func (r *Replica) readInbox(ctx context.Context, l *life, partition int) error {
 		}
 		l.consumed[partition].Store(last)
 		runtime.Gosched() // what this has set going comes first, and more will have arrived
+	}
+	return nil
+}
+
+// lookAfterFailure finds out whether the inbox is still the one that was read before the connection to the store failed.
+func (r *Replica) lookAfterFailure(ctx context.Context, l *life, in store.Inbox) error {
+	_, _, healed, err := r.st.BeatInbox(ctx, in, l.consumed[in.Partition].Load())
+	if err != nil {
+		return err
+	}
+	for _, li := range r.listeners {
+		if d, ok := li.(Doubter); ok {
+			d.Doubted(in.Partition)
+		}
+		if healed {
+			li.Receive(in.Partition, nil, true)
+		}
 	}
 	return nil
 }

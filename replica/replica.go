@@ -110,6 +110,13 @@ type Marker interface {
 	Reached(partition int, at store.Mark)
 }
 
+// Doubter is a Listener that wants to know when an inbox could not be read.
+type Doubter interface {
+	// Doubted comes before the next Receive of the partition, when the connection to the store has failed: what is
+	// there now may be a store that has lost its last messages.
+	Doubted(partition int)
+}
+
 // life is one incarnation of the replica.
 type life struct {
 	inbox    store.Inbox

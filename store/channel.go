@@ -4,8 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	_ "embed"
+	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"strconv"
@@ -31,24 +31,30 @@ const (
 	// MaxPublish is how many messages one call of Publish takes. The script holds up everything else in Redis.
 	MaxPublish = 128
 	// ChannelByte begins each channel message in an inbox: it is followed by the 8 hex digits of the epoch, the
-	// sequence in decimal, a space, and the body that was published.
+	// sequence and the token in decimal with a dash between, a space, and the body that was published.
 	ChannelByte = 0x20
 	// MaxPartitions bounds the partitions of a namespace: offsets name the place in each.
 	MaxPartitions = 32
 	// EpochLength is that of an epoch, in hex digits.
 	EpochLength = 8
 
+	// trailCap is about how many calls of Publish the trail of a partition remembers: 10 MB. That is the time for
+	// which a session can be recovered at 3,000 calls a second; after that, a loss is noticed by less.
+	trailCap = "500000"
+
 	epochField = "@epoch"
 )
 
-// Mark is a place in a partition: the sequence of a message, in the epoch in which it was given.
+// Mark is a place in a partition: the sequence of a message, in the epoch in which it was given, and the token of the
+// call that published it. A store that has lost its last messages gives their sequences again, with other tokens.
 type Mark struct {
 	Epoch string
 	Seq   uint64
+	Token uint32 // 0: not known
 }
 
-// Known is what the caller of a script knows of the partition. A partition that is behind it has lost messages: it
-// goes on under a new epoch.
+// Known is what the caller of a script knows of the partition. A partition that is behind it, or has another message
+// there, has lost messages: it goes on under a new epoch.
 type Known struct {
 	Mark
 	Broken bool // the caller has seen the sequence go back in this epoch
@@ -61,7 +67,16 @@ func (k Known) args() []string {
 	if k.Broken {
 		broken = "1"
 	}
-	return []string{hex.EncodeToString(epoch[:]), k.Epoch, strconv.FormatUint(k.Seq, 10), broken}
+	return []string{hex.EncodeToString(epoch[:]), k.Epoch, strconv.FormatUint(k.Seq, 10), formatToken(k.Token), broken}
+}
+
+func formatToken(t uint32) string { return strconv.FormatUint(uint64(t), 10) }
+
+// newToken is never 0.
+func newToken() uint32 {
+	var b [4]byte
+	_, _ = rand.Read(b[:])
+	return max(1, binary.BigEndian.Uint32(b[:]))
 }
 
 // Publication is a message to a channel. The body must say by itself how long it is: an inbox joins messages.
@@ -121,11 +136,10 @@ func (s *Store) Publish(ctx context.Context, p int, known Known, keep Histories,
 		return Mark{}, fmt.Errorf("store: %s: %d messages, 1 to %d are allowed", op, len(batch), MaxPublish)
 	}
 	prefix := s.keys.partition(p)
-	keys := make([]string, 1, 1+3*len(batch))
-	keys[0] = prefix + "meta"
-	args := append(make([]string, 0, 10+2*len(batch)), known.args()...)
+	keys := append(make([]string, 0, 2+3*len(batch)), prefix+"meta", prefix+"trail")
+	args := append(make([]string, 0, 13+2*len(batch)), known.args()...)
 	args = append(args, strconv.Itoa(keep.Messages), strconv.Itoa(keep.Bytes), millis(keep.Life), s.keys.inboxes(p), inboxCap,
-		string(rune(ChannelByte)))
+		string(rune(ChannelByte)), formatToken(newToken()), trailCap)
 	numbers := make(map[string]string, len(batch))
 	for _, m := range batch {
 		number, ok := numbers[m.Channel]
@@ -152,11 +166,15 @@ func (s *Store) Publish(ctx context.Context, p int, known Known, keep Histories,
 }
 
 func parseMark(parts []string) (Mark, error) {
-	if len(parts) < 2 {
+	if len(parts) < 3 {
 		return Mark{}, fmt.Errorf("%d parts", len(parts))
 	}
 	seq, err := strconv.ParseUint(parts[1], 10, 64)
-	return Mark{Epoch: parts[0], Seq: seq}, err
+	if err != nil {
+		return Mark{}, err
+	}
+	token, err := strconv.ParseUint(parts[2], 10, 32)
+	return Mark{Epoch: parts[0], Seq: seq, Token: uint32(token)}, err
 }
 
 // SubscribeMode says from where on a session gets channels.
@@ -188,8 +206,8 @@ func (s *Store) Subscribe(ctx context.Context, who Inbox, known Known, mode Subs
 		return Subscribed{}, fmt.Errorf("store: %s: %w", op, err)
 	}
 	prefix := s.keys.partition(who.Partition)
-	keys := append(make([]string, 0, 2+len(channels)), prefix+"meta", prefix+"session:"+pid)
-	args := append(make([]string, 0, 7+len(channels)), known.args()...)
+	keys := append(make([]string, 0, 3+len(channels)), prefix+"meta", prefix+"trail", prefix+"session:"+pid)
+	args := append(make([]string, 0, 8+len(channels)), known.args()...)
 	args = append(args, string(mode), millis(life), member)
 	for _, name := range channels {
 		keys = append(keys, prefix+"interest:"+name)
@@ -211,13 +229,13 @@ func (s *Store) Subscribe(ctx context.Context, who Inbox, known Known, mode Subs
 }
 
 func parseSubscribed(parts []rueidis.RedisMessage) (Subscribed, error) {
-	if len(parts) < 4 {
+	if len(parts) < 5 {
 		return Subscribed{}, fmt.Errorf("%d parts", len(parts))
 	}
 	texts := make([]string, len(parts))
 	for i := range parts {
 		var err error
-		if i == 3 {
+		if i == 4 {
 			continue
 		}
 		if texts[i], err = parts[i].ToString(); err != nil {
@@ -228,16 +246,16 @@ func parseSubscribed(parts []rueidis.RedisMessage) (Subscribed, error) {
 	if err != nil {
 		return Subscribed{}, err
 	}
-	done, err := parts[3].AsInt64()
+	done, err := parts[4].AsInt64()
 	if err != nil {
 		return Subscribed{}, err
 	}
 	got := Subscribed{Mark: mark, Done: done == 1}
-	if got.Base, err = strconv.ParseUint(texts[2], 10, 64); err != nil {
+	if got.Base, err = strconv.ParseUint(texts[3], 10, 64); err != nil {
 		return Subscribed{}, err
 	}
-	if len(texts) > 4 {
-		_, got.Record, err = parseRecord(texts[4:])
+	if len(texts) > 5 {
+		_, got.Record, err = parseRecord(texts[5:])
 	}
 	return got, err
 }
@@ -310,20 +328,23 @@ func (s *Store) DropSessions(ctx context.Context, p int, pids []string) error {
 
 // SessionRecord is what a partition knows of a session.
 type SessionRecord struct {
+	Other    bool              // the partition has another message at the place that was asked about
 	Mark                       // of the partition; no epoch: nothing was ever in it
 	Epoch    string            // of the record; empty: there is none
 	Channels map[string]uint64 // name → sequence after which the session gets it
 }
 
-// Session reads the record of a session in one partition. It changes nothing.
-func (s *Store) Session(ctx context.Context, p int, pid string) (SessionRecord, error) {
+// Session reads the record of a session in one partition, and looks whether a mark is one of this history, as far back
+// as that is remembered. It changes nothing.
+func (s *Store) Session(ctx context.Context, p int, pid string, at Mark) (SessionRecord, error) {
 	const op = "session"
 	prefix := s.keys.partition(p)
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	res := s.client.DoMulti(ctx,
 		s.client.B().Hgetall().Key(prefix+"session:"+pid).Build(),
-		s.client.B().Hmget().Key(prefix+"meta").Field("epoch", "seq").Build())
+		metaOf(s, prefix),
+		s.client.B().Xrange().Key(prefix+"trail").Start(strconv.FormatUint(at.Seq, 10)+"-0").End("+").Count(1).Build())
 	for _, r := range res {
 		if err := s.check(ctx, op, r); err != nil {
 			return SessionRecord{}, err
@@ -344,104 +365,64 @@ func (s *Store) Session(ctx context.Context, p int, pid string) (SessionRecord, 
 	if rec.Mark, err = metaMark(res[1]); err != nil {
 		return SessionRecord{}, malformed(op, err)
 	}
+	if at.Epoch == rec.Mark.Epoch && at.Token != 0 {
+		if rec.Other, err = another(res[2], at); err != nil {
+			return SessionRecord{}, malformed(op, err)
+		}
+	}
 	return rec, nil
+}
+
+// another reads from the first entry of the trail that is not before a mark whether it denies that.
+func another(res rueidis.RedisResult, at Mark) (bool, error) {
+	entries, err := res.ToArray()
+	if err != nil || len(entries) == 0 {
+		return false, err
+	}
+	id, fields, err := splitEntry(&entries[0])
+	if err != nil || len(fields) != 2 {
+		return false, fmt.Errorf("trail %s: %w", id, err)
+	}
+	last, token, err := parseStreamID(id)
+	if err != nil {
+		return false, err
+	}
+	count, err := fields[1].AsUint64()
+	return at.Seq+count > last && token != at.Token, err
+}
+
+// parseStreamID reads the id of a message in a history or of a call in the trail.
+func parseStreamID(id string) (seq uint64, token uint32, err error) {
+	number, rest, _ := strings.Cut(id, "-")
+	if seq, err = strconv.ParseUint(number, 10, 64); err != nil {
+		return 0, 0, err
+	}
+	t, err := strconv.ParseUint(rest, 10, 32)
+	return seq, uint32(t), err
+}
+
+func metaOf(s *Store, prefix string) rueidis.Completed {
+	return s.client.B().Hmget().Key(prefix+"meta").Field("epoch", "seq", "token").Build()
 }
 
 func metaMark(res rueidis.RedisResult) (Mark, error) {
 	parts, err := res.ToArray()
-	if err != nil || len(parts) != 2 {
+	if err != nil || len(parts) != 3 {
 		return Mark{}, fmt.Errorf("%d parts: %w", len(parts), err)
 	}
-	if parts[0].IsNil() || parts[1].IsNil() {
-		return Mark{}, nil
-	}
-	epoch, err := parts[0].ToString()
-	if err != nil {
-		return Mark{}, err
-	}
-	seq, err := parts[1].ToString()
-	if err != nil {
-		return Mark{}, err
-	}
-	return parseMark([]string{epoch, seq})
-}
-
-// Past is a part of a channel's history.
-type Past struct {
-	Mark              // the partition's when the reading began: every message up to it is here
-	Trimmed  uint64   // messages up to this one may be missing
-	Messages []Stored // in order
-}
-
-// Stored is a message in a history.
-type Stored struct {
-	Seq  uint64
-	Body []byte // must not be changed
-}
-
-// ErrTooMuch is returned by History when more messages are asked for than allowed.
-var ErrTooMuch = errors.New("more messages than allowed")
-
-// History reads what a channel has after a sequence, at most so many messages.
-func (s *Store) History(ctx context.Context, p int, channel string, after uint64, most int) (Past, error) {
-	const op = "history"
-	prefix := s.keys.partition(p)
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	// In this order: what is trimmed after the reading does no harm, and what was trimmed before it is seen.
-	res := s.client.DoMulti(ctx,
-		s.client.B().Hmget().Key(prefix+"meta").Field("epoch", "seq").Build(),
-		s.client.B().Xrange().Key(prefix+"channel:"+channel).Start(strconv.FormatUint(after+1, 10)+"-0").End("+").Count(int64(most)+1).Build(),
-		s.client.B().Hget().Key(prefix+"state:"+channel).Field("trimmed").Build())
-	for _, r := range res {
-		if err := s.check(ctx, op, r); err != nil {
-			return Past{}, err
+	texts := []string{"", "", "0"}
+	for i := range parts {
+		if parts[i].IsNil() {
+			if i < 2 {
+				return Mark{}, nil
+			}
+			continue
+		}
+		if texts[i], err = parts[i].ToString(); err != nil {
+			return Mark{}, err
 		}
 	}
-	var past Past
-	var err error
-	if past.Mark, err = metaMark(res[0]); err != nil {
-		return Past{}, malformed(op, err)
-	}
-	if trimmed, err := res[2].ToString(); err == nil {
-		if past.Trimmed, err = strconv.ParseUint(trimmed, 10, 64); err != nil {
-			return Past{}, malformed(op, err)
-		}
-	}
-	entries, err := res[1].ToArray()
-	if err != nil && !rueidis.IsRedisNil(err) {
-		return Past{}, malformed(op, err)
-	}
-	if len(entries) > most {
-		return Past{}, fmt.Errorf("store: %s: %w", op, ErrTooMuch)
-	}
-	past.Messages = make([]Stored, len(entries))
-	for i := range entries {
-		if past.Messages[i], err = decodeStored(&entries[i]); err != nil {
-			return Past{}, fmt.Errorf("store: %s: %w", op, err)
-		}
-	}
-	return past, nil
-}
-
-func decodeStored(entry *rueidis.RedisMessage) (Stored, error) {
-	id, fields, err := splitEntry(entry)
-	if err == nil && len(fields) != 2 {
-		err = errors.New("not one field")
-	}
-	if err != nil {
-		return Stored{}, fmt.Errorf("%w: message %s: %w", ErrDamaged, id, err)
-	}
-	number, _, _ := strings.Cut(id, "-")
-	seq, err := strconv.ParseUint(number, 10, 64)
-	if err != nil {
-		return Stored{}, fmt.Errorf("%w: message %s: %w", ErrDamaged, id, err)
-	}
-	body, err := fields[1].AsBytes()
-	if err != nil {
-		return Stored{}, fmt.Errorf("%w: message %s: %w", ErrDamaged, id, err)
-	}
-	return Stored{Seq: seq, Body: body}, nil
+	return parseMark(texts)
 }
 
 // BeatInbox looks after an inbox of another partition than Beat does, which beats for partition 0. It returns the
@@ -452,7 +433,7 @@ func (s *Store) BeatInbox(ctx context.Context, in Inbox, consumed uint64) (at Ma
 	if err != nil {
 		return at, 0, false, fmt.Errorf("store: %s: %w", op, err)
 	}
-	res := s.do(ctx, s.client.B().Hmget().Key(s.keys.partition(in.Partition)+"meta").Field("epoch", "seq").Build())
+	res := s.do(ctx, metaOf(s, s.keys.partition(in.Partition)))
 	if err := s.check(ctx, op, res); err != nil {
 		return at, 0, false, err
 	}

@@ -1,30 +1,33 @@
--- KEYS[1]   meta, KEYS[2…] for each channel of this call: history, state, interest
--- ARGV[1…4] as in channel_mark.lua
--- ARGV[5]   messages that a history keeps at least
--- ARGV[6]   bytes that a history keeps at most, about
--- ARGV[7]   time to live of a history in ms
--- ARGV[8]   prefix of the inboxes
--- ARGV[9]   cap of an inbox
--- ARGV[10]  byte that begins a channel message in an inbox
--- ARGV[11…] for each message: number of its channel, from 1, and its body
+-- KEYS[1]   meta, KEYS[2] trail, KEYS[3…] for each channel of this call: history, state, interest
+-- ARGV[1…5] as in channel_mark.lua
+-- ARGV[6]   messages that a history keeps at least
+-- ARGV[7]   bytes that a history keeps at most, about
+-- ARGV[8]   time to live of a history in ms
+-- ARGV[9]   prefix of the inboxes
+-- ARGV[10]  cap of an inbox
+-- ARGV[11]  byte that begins a channel message in an inbox
+-- ARGV[12]  token of this call, in decimal
+-- ARGV[13]  cap of the trail
+-- ARGV[14…] for each message: number of its channel, from 1, and its body
 --
 -- Numbers the messages, appends each to its channel's history, and gives all of them that an interested incarnation
--- wants to its inbox, as one entry. Returns {epoch, sequence of the last message}.
+-- wants to its inbox, as one entry. Returns {epoch, sequence of the last message, token}.
 
-local most, bytes, prefix = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[8]
+local most, bytes, prefix = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[9]
+token = ARGV[12]
 local members, grown, boxes, order = {}, {}, {}, {}
-for i = 11, #ARGV, 2 do
+for i = 14, #ARGV, 2 do
   local channel, body = tonumber(ARGV[i]), ARGV[i + 1]
   seq = seq + 1
-  local at = string.format('%.0f', seq)
-  local history = KEYS[3 * channel - 1]
-  redis.call('XADD', history, at .. '-0', 'm', body)
+  local at = string.format('%.0f', seq) .. '-' .. token
+  local history = KEYS[3 * channel]
+  redis.call('XADD', history, at, 'm', body)
   if not grown[channel] then
     grown[channel] = 0
-    members[channel] = redis.call('SMEMBERS', KEYS[3 * channel + 1])
+    members[channel] = redis.call('SMEMBERS', KEYS[3 * channel + 2])
   end
   grown[channel] = grown[channel] + #body
-  local piece = ARGV[10] .. epoch .. at .. ' ' .. body
+  local piece = ARGV[11] .. epoch .. at .. ' ' .. body
   for _, who in ipairs(members[channel]) do
     local box = boxes[who]
     if not box then
@@ -35,10 +38,12 @@ for i = 11, #ARGV, 2 do
     box[#box + 1] = piece
   end
 end
-redis.call('HSET', KEYS[1], 'seq', string.format('%.0f', seq))
+local last = string.format('%.0f', seq)
+redis.call('HSET', KEYS[1], 'seq', last, 'token', token)
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[13], last .. '-' .. token, 'n', (#ARGV - 13) / 2)
 
 for channel, size in pairs(grown) do
-  local history, state = KEYS[3 * channel - 1], KEYS[3 * channel]
+  local history, state = KEYS[3 * channel], KEYS[3 * channel + 1]
   local held = redis.call('HINCRBY', state, 'bytes', size)
   local length = redis.call('XLEN', history)
   local keep = length
@@ -55,17 +60,17 @@ for channel, size in pairs(grown) do
     redis.call('HSET', state, 'trimmed', string.match(first[1][1], '%d+'),
       'bytes', string.format('%.0f', math.floor(held * (keep + 1) / length)))
   end
-  redis.call('PEXPIRE', history, ARGV[7])
-  redis.call('PEXPIRE', state, ARGV[7])
+  redis.call('PEXPIRE', history, ARGV[8])
+  redis.call('PEXPIRE', state, ARGV[8])
 end
 
 for _, who in ipairs(order) do
   local clock, inbox = string.match(who, '^(%d+) (.*)$')
-  local id = redis.call('XADD', prefix .. inbox, 'NOMKSTREAM', 'MAXLEN', '~', ARGV[9], clock .. '-*', 'm', table.concat(boxes[who]))
+  local id = redis.call('XADD', prefix .. inbox, 'NOMKSTREAM', 'MAXLEN', '~', ARGV[10], clock .. '-*', 'm', table.concat(boxes[who]))
   if not id then
     for channel in pairs(grown) do
-      redis.call('SREM', KEYS[3 * channel + 1], who)
+      redis.call('SREM', KEYS[3 * channel + 2], who)
     end
   end
 end
-return {epoch, string.format('%.0f', seq)}
+return {epoch, last, token}

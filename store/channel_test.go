@@ -54,10 +54,10 @@ func TestPublishReachesWhoIsInterested(t *testing.T) {
 		at := must[Mark](t)(s.Publish(t.Context(), 0, Known{Mark: first}, keeping, []Publication{
 			{"c:x", []byte("1")}, {"c:z", []byte("2")}, {"c:y", []byte("3")},
 		}))
-		if at != (Mark{first.Epoch, 4}) {
+		if at != (Mark{first.Epoch, 4, at.Token}) {
 			t.Fatalf("%+v", at)
 		}
-		piece := func(n int, body string) string { return fmt.Sprintf(" %s%d %s", first.Epoch, n, body) }
+		piece := func(n int, body string) string { return fmt.Sprintf(" %s%d-%d %s", first.Epoch, n, at.Token, body) }
 		wantMessages(t, s, in, 0, Message{1, []byte(piece(2, "1") + piece(4, "3"))})
 		if messages := must[[]Message](t)(s.ReadInbox(t.Context(), other, 0, 10, time.Millisecond)); messages != nil {
 			t.Fatalf("%+v", messages)
@@ -79,7 +79,7 @@ func TestPublishReachesWhoIsInterested(t *testing.T) {
 			t.Fatalf("%+v", messages)
 		}
 		past, list := history(t, s, "c:x", 1)
-		if list != "2=1 5=5" || past.Trimmed != 0 || past.Mark != (Mark{first.Epoch, 5}) {
+		if list != "2=1 5=5" || past.Trimmed != 0 || past.Mark != (Mark{first.Epoch, 5, past.Token}) {
 			t.Fatalf("%+v %s", past, list)
 		}
 	})
@@ -145,7 +145,7 @@ func TestEpochsShowWhatAPartitionLost(t *testing.T) {
 		if diff := cmp.Diff(map[string]uint64{"c:x": 2}, keep.Record); diff != "" || !keep.Done || sub.Mark != keep.Mark {
 			t.Fatalf("%+v %s", keep, diff)
 		}
-		ahead := Known{Mark: Mark{at.Epoch, 7}} // what this caller has seen the partition has not
+		ahead := Known{Mark: Mark{Epoch: at.Epoch, Seq: 7}} // what this caller has seen the partition has not
 		after := publish(t, s, ahead, "c:x", "3")
 		if after.Epoch == at.Epoch || after.Seq != 3 {
 			t.Fatalf("%+v", after)
@@ -157,12 +157,12 @@ func TestEpochsShowWhatAPartitionLost(t *testing.T) {
 		if keep.Done || keep.Base != 2 {
 			t.Fatalf("%+v", keep)
 		}
-		rec := must[SessionRecord](t)(s.Session(t.Context(), 0, "pid"))
+		rec := must[SessionRecord](t)(s.Session(t.Context(), 0, "pid", Mark{}))
 		if rec.Epoch != at.Epoch || rec.Mark.Epoch != after.Epoch {
 			t.Fatalf("%+v", rec)
 		}
 		base := must[Subscribed](t)(s.Subscribe(t.Context(), in, Known{}, SubscribeBase, "pid", []string{"c:x"}, time.Minute))
-		rec = must[SessionRecord](t)(s.Session(t.Context(), 0, "pid"))
+		rec = must[SessionRecord](t)(s.Session(t.Context(), 0, "pid", Mark{}))
 		if !base.Done || rec.Epoch != after.Epoch || rec.Channels["c:x"] != 2 {
 			t.Fatalf("%+v %+v", base, rec)
 		}
@@ -173,8 +173,52 @@ func TestEpochsShowWhatAPartitionLost(t *testing.T) {
 		if err := s.DropSessions(t.Context(), 0, []string{"pid"}); err != nil {
 			t.Fatal(err)
 		}
-		if rec = must[SessionRecord](t)(s.Session(t.Context(), 0, "pid")); rec.Epoch != "" {
+		if rec = must[SessionRecord](t)(s.Session(t.Context(), 0, "pid", Mark{})); rec.Epoch != "" {
 			t.Fatalf("%+v", rec)
+		}
+	})
+}
+
+func TestTokensShowAnotherHistory(t *testing.T) {
+	onEach(t, func(t *testing.T, b backend) {
+		s := b.open(t)
+		other := func(at Mark) bool { return must[SessionRecord](t)(s.Session(t.Context(), 0, "pid", at)).Other }
+		first := publish(t, s, Known{}, "c:x", "1", "2", "3")
+		second := publish(t, s, Known{Mark: first}, "c:y", "4", "5")
+		for seq, token := range []uint32{0, first.Token, first.Token, first.Token, second.Token, second.Token} {
+			if seq == 0 {
+				continue
+			}
+			at := Mark{first.Epoch, uint64(seq), token}
+			if other(at) {
+				t.Fatalf("%+v is denied", at)
+			}
+			if got := publish(t, s, Known{Mark: at}, "c:z", "0"); got.Epoch != first.Epoch {
+				t.Fatalf("%+v is denied", at)
+			}
+			at.Token++
+			if !other(at) {
+				t.Fatalf("%+v is not denied", at)
+			}
+		}
+		if past, _ := history(t, s, "c:y", 0); past.Messages[1].Token != second.Token {
+			t.Fatalf("%+v, want the token of %+v", past.Messages, second)
+		}
+		// As far back as the trail reaches.
+		raw(t, s, "XTRIM", s.keys.partition(0)+"trail", "MINID", fmt.Sprint(second.Seq))
+		wrong := first
+		wrong.Token++
+		if got := publish(t, s, Known{Mark: wrong}, "c:x", "0"); got.Epoch != first.Epoch || other(wrong) {
+			t.Fatal("what is not remembered is denied")
+		}
+		wrong = second
+		wrong.Token++
+		after := publish(t, s, Known{Mark: wrong}, "c:x", "6")
+		if after.Epoch == first.Epoch {
+			t.Fatal("the partition goes on though its caller knows another history")
+		}
+		if again := publish(t, s, Known{Mark: wrong}, "c:x", "7"); again.Epoch != after.Epoch {
+			t.Fatal("one loss, two epochs")
 		}
 	})
 }

@@ -35,9 +35,11 @@ import (
 //	                                                time of the incarnation's ULID as epoch and n dense;
 //	                                                one field m; an empty m fills a number and says nothing
 //	{ns.N}:meta                             hash    of the partition: epoch, 8 hex digits that are made anew when it
-//	                                                has lost something; seq of the last message; base, seq when
-//	                                                the epoch began
-//	{ns.N}:channel:<name>                   stream  history of a channel: ids are <seq>-0, one field m; expires
+//	                                                has lost something; seq of the last message; token of the call
+//	                                                that published it; base, seq when the epoch began
+//	{ns.N}:trail                            stream  calls that published in the partition: ids are <seq of the last
+//	                                                message>-<token>; n, messages of it
+//	{ns.N}:channel:<name>                   stream  history of a channel: ids are <seq>-<token>, one field m; expires
 //	{ns.N}:state:<name>                     hash    of that history: bytes, about; trimmed, up to which seq messages
 //	                                                are not in it any more; expires with it
 //	{ns.N}:interest:<name>                  set     <epoch of its inbox> <instance>:<incarnation> of those whose inbox
