@@ -12,6 +12,7 @@ import (
 
 	"holdfast/replica"
 	"holdfast/store"
+	"holdfast/store/redistest"
 )
 
 // come admits a client with its channels as the gateway does. pid and offset are what it shows.
@@ -118,15 +119,37 @@ func (c *testClient) wantRecovered(want bool) *testClient {
 	return c
 }
 
-func eachPartitioning(t *testing.T, test func(t *testing.T, partitions int)) {
-	for _, n := range []int{1, 4} {
-		t.Run(fmt.Sprintf("partitions=%d", n), func(t *testing.T) { test(t, n) })
+// setting is over what a world stands.
+type setting struct {
+	partitions int
+	args       []string // of a real Redis; nil: embedded
+}
+
+func eachSetting(t *testing.T, test func(t *testing.T, in setting)) {
+	for name, in := range map[string]setting{
+		"partitions=1":          {1, nil},
+		"partitions=4":          {4, nil},
+		"redis, partitions=1":   {1, []string{"--appendonly", "no"}},
+		"redis, partitions=4":   {4, []string{"--appendonly", "no"}},
+		"cluster, partitions=4": {4, []string{"--cluster-enabled", "yes"}},
+	} {
+		t.Run(name, func(t *testing.T) { test(t, in) })
 	}
 }
 
-func newPartitionedWorld(t *testing.T, replicas, partitions int) *world {
+func newWorldIn(t *testing.T, replicas int, in setting) *world {
 	w := newWorldOf(t, 0, testGrace)
-	w.partitions = partitions
+	w.partitions = in.partitions
+	if in.args != nil {
+		w.server = redistest.Start(t, in.args...)
+		w.url = w.server.URL
+		if in.args[0] == "--cluster-enabled" {
+			w.server.Do(t, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+			w.eventually("the cluster serves", func() bool {
+				return strings.Contains(w.server.Do(t, "CLUSTER", "INFO"), "cluster_state:ok")
+			})
+		}
+	}
 	for i := range replicas {
 		w.nodes = append(w.nodes, w.start(fmt.Sprintf("r%d", i+1)))
 	}
@@ -134,8 +157,8 @@ func newPartitionedWorld(t *testing.T, replicas, partitions int) *world {
 }
 
 func TestChannelsReachAllInOneOrder(t *testing.T) {
-	eachPartitioning(t, func(t *testing.T, partitions int) {
-		w := newPartitionedWorld(t, 2, partitions)
+	eachSetting(t, func(t *testing.T, in setting) {
+		w := newWorldIn(t, 2, in)
 		a, b, other := w.nodes[0].come("a", "", ""), w.nodes[1].come("b", "", ""), w.nodes[1].come("o", "", "")
 		a.subscribe("c:x")
 		b.subscribe("c:x")
@@ -175,8 +198,8 @@ func TestChannelsReachAllInOneOrder(t *testing.T) {
 }
 
 func TestRecoveryGivesWhatWasMissed(t *testing.T) {
-	eachPartitioning(t, func(t *testing.T, partitions int) {
-		w := newPartitionedWorld(t, 2, partitions)
+	eachSetting(t, func(t *testing.T, in setting) {
+		w := newWorldIn(t, 2, in)
 		n1, n2 := w.nodes[0], w.nodes[1]
 		pub := func(bodies ...string) {
 			for _, b := range bodies {
@@ -191,7 +214,7 @@ func TestRecoveryGivesWhatWasMissed(t *testing.T) {
 		// Before it ever received anything, and on another replica.
 		a = a.again(n2).wantRecovered(true)
 		want := "x1 y1"
-		if partitions > 1 {
+		if in.partitions > 1 {
 			w.eventually("both", func() bool { return len(strings.Fields(a.bodies())) == 2 })
 		} else {
 			a.gets(want)
@@ -220,8 +243,8 @@ func TestRecoveryGivesWhatWasMissed(t *testing.T) {
 }
 
 func TestKilledReplicasClientsRecover(t *testing.T) {
-	eachPartitioning(t, func(t *testing.T, partitions int) {
-		w := newPartitionedWorld(t, 2, partitions)
+	eachSetting(t, func(t *testing.T, in setting) {
+		w := newWorldIn(t, 2, in)
 		a := w.nodes[0].come("a", "", "")
 		a.subscribe("c:x")
 		w.nodes[1].publish("c:x", "1")
@@ -283,8 +306,8 @@ func TestExceededHistoryIsNoticed(t *testing.T) {
 }
 
 func TestEmptiedStoreBeginsAnew(t *testing.T) {
-	eachPartitioning(t, func(t *testing.T, partitions int) {
-		w := newPartitionedWorld(t, 2, partitions)
+	eachSetting(t, func(t *testing.T, in setting) {
+		w := newWorldIn(t, 2, in)
 		a, idle := w.nodes[0].come("a", "", ""), w.nodes[0].come("idle", "", "")
 		a.subscribe("c:x")
 		w.nodes[1].publish("c:x", "1")
@@ -315,15 +338,15 @@ func TestEmptiedStoreBeginsAnew(t *testing.T) {
 }
 
 func TestVanishedInboxIsRepaired(t *testing.T) {
-	eachPartitioning(t, func(t *testing.T, partitions int) {
-		w := newPartitionedWorld(t, 2, partitions)
+	eachSetting(t, func(t *testing.T, in setting) {
+		w := newWorldIn(t, 2, in)
 		a := w.nodes[0].come("a", "", "")
 		a.subscribe("c:x")
 		w.nodes[1].publish("c:x", "1")
 		a.gets("1")
-		in, _, _ := w.nodes[0].rep.Self()
-		in.Partition = store.PartitionOf("c:x", partitions)
-		if err := w.nodes[1].st.DropInbox(t.Context(), in); err != nil {
+		box, _, _ := w.nodes[0].rep.Self()
+		box.Partition = store.PartitionOf("c:x", in.partitions)
+		if err := w.nodes[1].st.DropInbox(t.Context(), box); err != nil {
 			t.Fatal(err)
 		}
 		w.nodes[1].publish("c:x", "2", "3")
@@ -356,4 +379,70 @@ func TestRoomMessagesForSome(t *testing.T) {
 	send("b", "4")
 	send("a", "5")
 	a.again(n).wantRecovered(true).gets("5")
+}
+
+// The store comes back without its last messages, and has given their numbers to others before any replica speaks.
+func TestRolledBackStoreIsNoticed(t *testing.T) {
+	for _, fill := range []int{1, 2, 9} { // fewer, as many and more messages than were lost
+		for _, returns := range []bool{true, false} {
+			t.Run(fmt.Sprintf("fill=%d, returns=%v", fill, returns), func(t *testing.T) { rollBack(t, fill, returns) })
+		}
+	}
+}
+
+// rollBack has a client return to another replica than its own before that speaks with the store again, or not.
+func rollBack(t *testing.T, fill int, returns bool) {
+	w := newWorldOf(t, 0, testGrace)
+	w.server = redistest.Start(t)
+	proxy := redistest.NewProxy(t, w.server)
+	w.url = proxy.URL
+	n := w.start("r1")
+	a, quiet := n.come("a", "", ""), n.come("quiet", "", "")
+	a.subscribe("c:x")
+	quiet.subscribe("c:y")
+	away := n.come("away", "", "")
+	away.subscribe("c:x")
+	away.drop(true)
+	n.publish("c:x", "1")
+	a.gets("1")
+	w.server.Do(t, "SAVE")
+	n.publish("c:x", "2", "3")
+	a.gets("1 2 3")
+	seen := a.offset()
+	proxy.Cut(true)
+	w.server.Kill(t)
+	w.server.Restart(t)
+	w.url = w.server.URL
+	raw := w.open()
+	defer raw.Close()
+	for i := range fill {
+		msg := message{Channel: "c:x", Event: "e", Data: fmt.Append(nil, "new", i)}
+		if _, err := raw.Publish(t.Context(), 0, store.Known{}, n.relay.Channels().keep, []store.Publication{{Channel: "c:x", Body: msg.encode()}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Another replica, which knows nothing of all this.
+	other := w.start("r2")
+	if returns {
+		plan, err := other.relay.Channels().Prepare(t.Context(), a.session.PID, seen)
+		if err != nil || plan != nil {
+			t.Fatalf("a session could be recovered with a gap: %+v %v", plan, err)
+		}
+	}
+	proxy.Cut(false)
+	w.eventually("the clients are sent away", func() bool { return a.left() && quiet.left() })
+	if got := a.bodies(); got != "1 2 3" {
+		t.Fatalf("got %q, which has a gap", got)
+	}
+	a.drop(true)
+	a = a.again(n).wantRecovered(false)
+	a.subscribe("c:x")
+	other.publish("c:x", "last")
+	a.gets("last")
+}
+
+func (c *testClient) left() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone
 }

@@ -18,12 +18,15 @@ import (
 	"holdfast/projections"
 	"holdfast/replica"
 	"holdfast/store"
+	"holdfast/store/redistest"
 )
 
-// world is some replicas in one process, over an embedded store, with clients that a test plays.
+// world is some replicas in one process, with clients that a test plays, over an embedded store unless it has a url.
 type world struct {
 	t        *testing.T
 	embedded *store.Embedded
+	server   *redistest.Server
+	url      string // of server, or of a proxy before it
 	grace    time.Duration
 	nodes    []*testNode
 
@@ -62,12 +65,24 @@ func newWorldOf(t *testing.T, replicas int, grace time.Duration) *world {
 	return w
 }
 
-func (w *world) start(name string) *testNode {
+func (w *world) open() *store.Store {
 	w.t.Helper()
 	st, err := w.embedded.Open()
+	if w.url != "" {
+		if err == nil {
+			st.Close()
+		}
+		st, err = store.Open(store.Options{URL: w.url, Namespace: "test"})
+	}
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	return st
+}
+
+func (w *world) start(name string) *testNode {
+	w.t.Helper()
+	st := w.open()
 	log := zerolog.Nop()
 	if os.Getenv("HOLDFAST_TEST_LOG") != "" {
 		log = zerolog.New(zerolog.NewTestWriter(w.t)).With().Timestamp().Logger()
@@ -340,6 +355,10 @@ func (w *world) quiet() {
 // flush empties the store under the replicas.
 func (w *world) flush() {
 	w.t.Helper()
+	if w.server != nil {
+		w.server.Do(w.t, "FLUSHALL")
+		return
+	}
 	conn, err := net.Dial("tcp", w.embedded.Addr)
 	if err != nil {
 		w.t.Fatal(err)
