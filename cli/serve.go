@@ -100,6 +100,7 @@ func (l Limits) channels() relay.ChannelConfig {
 	return relay.ChannelConfig{
 		History: l.HistoryMessages, HistoryBytes: l.HistoryBytes, Silence: l.PingInterval + l.PingTimeout,
 		MaxMissed: 2*l.OutboxMessages + l.HistoryMessages, MaxMissedBytes: 4 * l.OutboxBytes,
+		MaxMessage: l.MaxPayload,
 	}
 }
 

@@ -2,7 +2,7 @@
 // sessions and gives every TCP connection to the next replica.
 import assert from 'node:assert/strict';
 import net from 'node:net';
-import { ask, call, fresh, LONG, noFailure, online, sleep, suite, waitFor } from './harness.mjs';
+import { ask, call, drop, fresh, LONG, noFailure, online, sleep, suite, waitFor } from './harness.mjs';
 
 const { scenario } = suite({ replicas: 3 });
 const many = LONG ? 200 : 60;
@@ -110,4 +110,54 @@ scenario('binary params and results cross replicas and transports byte for byte'
   const caller = await x.caller(0, x.user);
   const answer = await ask(caller, 'rpc-register', { method: Buffer.from('x') });
   assert.equal(answer.code, 'BAD_REQUEST', JSON.stringify(answer));
+});
+
+scenario('binary in channels and rooms crosses replicas and transports byte for byte, recovered too', async (x) => {
+  const channel = fresh('binary');
+  const room = fresh('binary');
+  const bytes = (n, from) => Buffer.from(Array.from({ length: n }, (_, i) => (i + from) & 255));
+  const value = (n) => ({ n, 'é"': 'é\u0000', list: [bytes(n, 7), bytes(0, 0), bytes(n, 7)], deep: { of: bytes(3, n) } });
+  const options = [['websocket'], ['polling'], undefined].map((transports) => ({ transports }));
+  const listeners = await Promise.all(options.flatMap((o, k) => [0, 1].map(async (i) => {
+    const l = await x.caller(i, x.user, { peer: `l${k}${i}` }, o);
+    l.got = { c: [], r: [] };
+    for (const from of ['c', 'r']) l.on(from, (data, offset) => { assert.equal(typeof offset, 'string'); l.got[from].push(data); });
+    noFailure([await ask(l, 'channel-subscribe', { channel }), await ask(l, 'room-join', { room, role: 'member' })]);
+    return l;
+  })));
+  const senders = await Promise.all(options.map((o, k) => x.caller(k % 2, x.user, { peer: `s${k}` }, o)));
+  for (const s of senders) noFailure([await ask(s, 'room-join', { room, role: 'member' })]);
+  const want = [];
+  const send = async (sizes) => {
+    for (const n of sizes) for (const s of senders) {
+      noFailure([await ask(s, 'channel-publish', { channel, event: 'c', data: value(n) }), await ask(s, 'room-emit', { room, event: 'r', data: value(n) })]);
+      want.push(value(n));
+    }
+  };
+  const all = async () => {
+    await waitFor('everyone has everything', () => listeners.every((l) => l.got.c.length === want.length && l.got.r.length === want.length));
+    for (const l of listeners) for (const from of ['c', 'r']) assert.deepEqual(l.got[from], want);
+  };
+  await send([0, 1, 200, 100_000]);
+  await all();
+  for (const l of listeners) { l.io.reconnection(false); drop(l); }
+  await waitFor('all are gone', () => listeners.every((l) => !l.connected));
+  await send([5, 70_000]);
+  for (const l of listeners) { l.io.uri = x.urls[(l.at + 1) % 3]; l.io.reconnection(true); l.connect(); }
+  await Promise.all(listeners.map((l) => online(l)));
+  for (const l of listeners) assert.ok(l.recovered, 'the session goes on');
+  await all();
+  await send([9]);
+  await all();
+
+  const [s] = senders;
+  const code = async (event, body) => (await ask(s, event, body)).code;
+  const ten = Array.from({ length: 10 }, (_, i) => bytes(2, i));
+  noFailure([await ask(s, 'room-emit', { room, event: 'other', data: ten })]);
+  assert.equal(await code('channel-publish', { channel, event: 'c', data: [bytes(600_000, 0), bytes(600_000, 0)] }), 'TOO_LARGE');
+  assert.equal(await code('channel-publish', { channel: bytes(1, 1), event: 'c', data: 1 }), 'BAD_REQUEST');
+  assert.equal(await code('room-join', { room, role: 'member', meta: { x: bytes(1, 1) } }), 'BAD_REQUEST');
+  assert.equal(await code('room-update', { room, settings: { x: bytes(1, 1) } }), 'BAD_REQUEST');
+  assert.equal(await code('settings-set', { key: 'x', value: bytes(1, 1) }), 'BAD_REQUEST');
+  assert.ok(s.connected);
 });

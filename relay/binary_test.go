@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -87,4 +88,108 @@ func TestBinaryWithAnOlderReplica(t *testing.T) {
 	if got := n.relay.readable("old", binary.Pack()); string(got) != binaryRefused {
 		t.Fatalf("%q", got)
 	}
+}
+
+// Attachments of a channel's messages come on every replica, live and at a recovery, and nothing of the batch that
+// they came with is kept for them.
+func TestBinaryMessagesOfChannels(t *testing.T) {
+	eachPartitioning(t, func(t *testing.T, partitions int) {
+		w := newPartitionedWorld(t, 2, partitions)
+		n1, n2 := w.nodes[0], w.nodes[1]
+		value := func(i byte) replica.Payload {
+			return replica.Payload{
+				JSON:        []byte(`[{"_placeholder":true,"num":0},{"_placeholder":true,"num":1}]`),
+				Attachments: [][]byte{{0, 255, 10, i}, {}},
+			}
+		}
+		publish := func(v replica.Payload) error {
+			done := make(chan error, 1)
+			n2.relay.Channels().Publish(Publication{Channel: "c:x", Event: "e", Data: v}, func(_ string, err error) { done <- err })
+			return <-done
+		}
+		gets := func(c *testClient, want ...byte) {
+			t.Helper()
+			w.eventually("the client has all", func() bool {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				return len(c.got) == len(want)
+			})
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for i, b := range c.got {
+				v := value(want[i])
+				if got := (replica.Payload{JSON: bytes.Join(b.Args, nil), Attachments: b.Attachments}); !bytes.Equal(got.Pack(), v.Pack()) {
+					t.Errorf("got %q %q, want %q", got.JSON, got.Attachments, v.Attachments)
+				}
+			}
+		}
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, b := n1.come("a", "", ""), n2.come("b", "", "")
+		a.subscribe("c:x")
+		b.subscribe("c:x")
+		must(publish(value(1)))
+		gets(a, 1)
+		a.drop(true)
+		must(publish(value(2)))
+		must(publish(value(3)))
+		gets(b, 1, 2, 3)
+		a = a.again(n2).wantRecovered(true)
+		gets(a, 2, 3)
+		must(publish(value(4)))
+		gets(a, 2, 3, 4)
+
+		large := replica.Payload{JSON: value(0).JSON, Attachments: [][]byte{make([]byte, 600_000), make([]byte, 400_000)}}
+		var refused *commands.Refusal
+		if err := publish(large); !errors.As(err, &refused) || refused.Code != commands.CodeTooLarge {
+			t.Errorf("a message beyond the limit: %v", err)
+		}
+	})
+}
+
+// A build of this generation that does not know a form goes past it; what it does know it reads to the end.
+func TestFormsOfMessages(t *testing.T) {
+	value := replica.Payload{JSON: []byte(`{"_placeholder":true,"num":0}`), Attachments: [][]byte{{1, 2}}}
+	m := message{Channel: "c:x", Event: "e", Data: value}
+	for _, c := range []struct {
+		m    message
+		form byte
+	}{{message{Channel: "c:x", Event: "e", Data: replica.Payload{JSON: []byte("1")}}, 0}, {message{Channel: "c:x", Event: "e"}, 0}, {m, 1}} {
+		b := append(c.m.encode(), "rest"...)
+		got, known, rest, err := decodeMessage(b)
+		if err != nil || !known || string(rest) != "rest" || b[1] != c.form || got.Channel != c.m.Channel || !bytes.Equal(got.Data.Pack(), c.m.Data.Pack()) {
+			t.Errorf("%q: %+v %v %q %v", b, got, known, rest, err)
+		}
+		b[1] = binaryForm + 1
+		if _, known, rest, err = decodeMessage(b); known || err != nil || string(rest) != "rest" {
+			t.Errorf("a newer form: %v %q %v", known, rest, err)
+		}
+	}
+	b := m.encode()
+	b[len(b)-len(value.Pack())+1] = 200 // more attachments than there are
+	if _, _, _, err := decodeMessage(b); err == nil {
+		t.Error("damaged attachments were read")
+	}
+}
+
+func FuzzDecodeMessage(f *testing.F) {
+	f.Add((&message{Channel: "c:x", Event: "e", To: "p", Data: replica.Payload{JSON: []byte("1")}}).encode())
+	f.Add((&message{Channel: "r:x", Event: "e", Data: replica.Payload{JSON: []byte("1"), Attachments: [][]byte{{1}, {}}}}).encode())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, known, rest, err := decodeMessage(b)
+		if err != nil || !known {
+			return
+		}
+		again, known, none, err := decodeMessage(m.encode())
+		if err != nil || !known || len(none) > 0 || again.Channel != m.Channel || again.Event != m.Event || again.To != m.To || !bytes.Equal(again.Data.Pack(), m.Data.Pack()) {
+			t.Fatalf("%q came back as %+v, not %+v (%v)", b, again, m, err)
+		}
+		if len(rest) > len(b) {
+			t.Fatal(rest)
+		}
+	})
 }

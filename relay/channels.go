@@ -50,6 +50,9 @@ type ChannelConfig struct {
 	// recover. Default 20000 and 16 MiB.
 	MaxMissed      int
 	MaxMissedBytes int
+	// MaxMessage bounds the data of one message, attachments included; more is TOO_LARGE. It has to be well under what
+	// may wait for a client, or one message would cut off everybody who gets it. Default 1,000,000.
+	MaxMessage int
 	// Unrecorded lets sessions go on that the store has no record of, with no channels but their user's: for a log that
 	// was loaded without what else the store held.
 	Unrecorded bool
@@ -152,7 +155,8 @@ func newChannels(r *Relay, cfg ChannelConfig) *Channels {
 	for _, d := range []struct {
 		v *int
 		d int
-	}{{&cfg.History, 1000}, {&cfg.HistoryBytes, 16 << 20}, {&cfg.MaxMissed, 20_000}, {&cfg.MaxMissedBytes, 16 << 20}} {
+	}{{&cfg.History, 1000}, {&cfg.HistoryBytes, 16 << 20}, {&cfg.MaxMissed, 20_000}, {&cfg.MaxMissedBytes, 16 << 20},
+		{&cfg.MaxMessage, 1_000_000}} {
 		if *d.v == 0 {
 			*d.v = d.d
 		}

@@ -83,7 +83,7 @@ func (n *testNode) publish(channel string, bodies ...string) {
 	n.w.t.Helper()
 	done := make(chan error, len(bodies))
 	for _, b := range bodies {
-		n.relay.Channels().Publish(Publication{Channel: channel, Event: "e", Data: []byte(b)}, func(_ string, err error) { done <- err })
+		n.relay.Channels().Publish(Publication{Channel: channel, Event: "e", Data: replica.Payload{JSON: []byte(b)}}, func(_ string, err error) { done <- err })
 	}
 	for range bodies {
 		if err := <-done; err != nil {
@@ -167,7 +167,7 @@ func TestChannelsReachAllInOneOrder(t *testing.T) {
 		for _, node := range w.nodes {
 			go func() {
 				for i := range n {
-					node.relay.Channels().Publish(Publication{Channel: "c:x", Event: "e", Data: fmt.Appendf(nil, "%s-%d", node.name, i)}, func(string, error) {})
+					node.relay.Channels().Publish(Publication{Channel: "c:x", Event: "e", Data: replica.Payload{JSON: fmt.Appendf(nil, "%s-%d", node.name, i)}}, func(string, error) {})
 				}
 			}()
 		}
@@ -365,7 +365,7 @@ func TestRoomMessagesForSome(t *testing.T) {
 	b.subscribe("r:r")
 	send := func(to, body string) {
 		done := make(chan error, 1)
-		n.relay.Channels().Publish(Publication{Channel: "r:r", Event: "e", To: to, Data: []byte(body)}, func(_ string, err error) { done <- err })
+		n.relay.Channels().Publish(Publication{Channel: "r:r", Event: "e", To: to, Data: replica.Payload{JSON: []byte(body)}}, func(_ string, err error) { done <- err })
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}

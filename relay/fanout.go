@@ -116,9 +116,9 @@ func (p *partition) delivery(m message, at store.Mark) *delivery {
 }
 
 func broadcast(m message, at cursor) *replica.Broadcast {
-	b := &replica.Broadcast{Name: m.Event, Offset: at.String()}
-	if len(m.Data) > 0 {
-		b.Args = [][]byte{m.Data}
+	b := &replica.Broadcast{Name: m.Event, Attachments: m.Data.Attachments, Offset: at.String()}
+	if len(m.Data.JSON) > 0 {
+		b.Args = [][]byte{m.Data.JSON}
 	}
 	return b
 }

@@ -8,38 +8,47 @@ import (
 	"strconv"
 	"strings"
 
+	"holdfast/replica"
 	"holdfast/store"
 )
 
 // message is one message of a channel. In a history and in the inboxes it is
 //
-//	its length as a uvarint, one byte of form (0), channel, event and to, each with its length as a uvarint
+//	its length as a uvarint, one byte of form, channel, event and to, each with its length as a uvarint
 //	before it, and the data
 //
-// Forms of a newer build are passed over by older ones.
+// Data without attachments has form 0 and is JSON as it is; with attachments it has form 1 and is packed. Forms of a
+// newer build are passed over by older ones.
 type message struct {
 	Channel string // with the letter of its kind
 	Event   string
-	To      string // of a room: for whom
-	Data    []byte // raw JSON arguments of the event, with commas between; may be empty
+	To      string          // of a room: for whom
+	Data    replica.Payload // its JSON is the arguments of the event, with commas between; may be empty
 }
 
-const plainForm = 0
+const (
+	plainForm  = 0
+	binaryForm = 1
+)
 
 var errMessage = errors.New("malformed channel message")
 
 func (m *message) encode() []byte {
 	parts := [...]string{m.Channel, m.Event, m.To}
-	size := 1 + len(m.Data)
+	form, data := byte(plainForm), m.Data.Pack()
+	if len(m.Data.Attachments) > 0 {
+		form = binaryForm
+	}
+	size := 1 + len(data)
 	for _, s := range parts {
 		size += uvarintLen(len(s)) + len(s)
 	}
 	b := make([]byte, 0, uvarintLen(size)+size)
-	b = append(binary.AppendUvarint(b, uint64(size)), plainForm)
+	b = append(binary.AppendUvarint(b, uint64(size)), form)
 	for _, s := range parts {
 		b = append(binary.AppendUvarint(b, uint64(len(s))), s...)
 	}
-	return append(b, m.Data...)
+	return append(b, data...)
 }
 
 func uvarintLen(n int) int {
@@ -50,14 +59,15 @@ func uvarintLen(n int) int {
 	return l
 }
 
-// decodeMessage reads what encode made, and returns what comes after it. Data aliases b. known is false for a form of
-// a newer build.
+// decodeMessage reads what encode made, and returns what comes after it. JSON without attachments aliases b. known is
+// false for a form of a newer build.
 func decodeMessage(b []byte) (m message, known bool, rest []byte, err error) {
 	body, rest, err := cut(b)
 	if err != nil || len(body) == 0 {
 		return m, false, nil, fmt.Errorf("%w: length", errMessage)
 	}
-	if body[0] != plainForm {
+	form := body[0]
+	if form > binaryForm {
 		return m, false, rest, nil
 	}
 	body = body[1:]
@@ -68,7 +78,14 @@ func decodeMessage(b []byte) (m message, known bool, rest []byte, err error) {
 		}
 		*into = string(part)
 	}
-	m.Data = body
+	if form == plainForm {
+		m.Data.JSON = body
+		return m, true, rest, nil
+	}
+	// Outboxes keep attachments: they must not keep all that came along with them.
+	if m.Data, err = replica.Unpack(bytes.Clone(body)); err != nil {
+		return m, false, nil, fmt.Errorf("%w: data: %w", errMessage, err)
+	}
 	return m, true, rest, nil
 }
 

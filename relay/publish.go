@@ -3,11 +3,13 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"time"
 
 	"holdfast/commands"
+	"holdfast/replica"
 	"holdfast/store"
 )
 
@@ -24,8 +26,8 @@ const (
 type Publication struct {
 	Channel string // with the letter of its kind
 	Event   string
-	To      string // of a room: a peer or a role; see ChannelConfig.For
-	Data    []byte // raw JSON of the event's argument; empty for none
+	To      string          // of a room: a peer or a role; see ChannelConfig.For
+	Data    replica.Payload // of the event's argument; no JSON for none
 }
 
 // publisher publishes on one partition: one script call at a time, so that groups grow under load by themselves.
@@ -46,6 +48,10 @@ type publishing struct {
 // with the place right after the message as an offset, once the message is durable, or with a *commands.Refusal.
 // After one with STORE_UNAVAILABLE it may have been published all the same, if the store failed meanwhile.
 func (c *Channels) Publish(m Publication, done func(offset string, err error)) {
+	if m.Data.Size() > c.cfg.MaxMessage {
+		done("", &commands.Refusal{Code: commands.CodeTooLarge, Text: fmt.Sprintf("A message may have %d bytes at most, with its attachments", c.cfg.MaxMessage)})
+		return
+	}
 	p := c.parts[store.PartitionOf(m.Channel, len(c.parts))]
 	msg := message(m)
 	item := publishing{

@@ -63,7 +63,7 @@ func (c *Channels) Prepare(ctx context.Context, pid, offset string) (*Plan, erro
 	if !ours {
 		at = make(cursor, len(c.parts))
 	}
-	bounds := missedBounds{messages: c.cfg.MaxMissed, bytes: c.cfg.MaxMissedBytes}
+	bounds := missedBounds{packets: c.cfg.MaxMissed, bytes: c.cfg.MaxMissedBytes}
 	found := false
 	for p := range c.parts {
 		rec, err := c.rep.Store().Session(ctx, p, pid, at[p])
@@ -138,7 +138,7 @@ func after(at, now store.Mark, since uint64) uint64 {
 	return since
 }
 
-type missedBounds struct{ messages, bytes int }
+type missedBounds struct{ packets, bytes int }
 
 // missed reads what channels of one partition have after the client's place in them and up to a mark, in order.
 func (c *Channels) missed(ctx context.Context, p int, channels map[string]uint64, at, to store.Mark, bounds *missedBounds) ([]recorded, error) {
@@ -186,22 +186,25 @@ func (c *Channels) missed(ctx context.Context, p int, channels map[string]uint64
 	if failed != nil {
 		return nil, failed
 	}
-	bounds.messages -= len(found)
-	bounds.bytes -= sizeOf(found)
-	if bounds.messages < 0 || bounds.bytes < 0 {
+	packets, size := sizeOf(found)
+	bounds.packets -= packets
+	bounds.bytes -= size
+	if bounds.packets < 0 || bounds.bytes < 0 {
 		return nil, errExceeded
 	}
 	slices.SortFunc(found, func(a, b recorded) int { return cmp.Compare(a.seq, b.seq) })
 	return found, nil
 }
 
-// sizeOf is about what the messages take as packets.
-func sizeOf(messages []recorded) int {
-	size := 0
+// sizeOf is about what the messages take as packets, attachments being packets of their own.
+func sizeOf(messages []recorded) (packets, bytes int) {
+	packets = len(messages)
 	for i := range messages {
-		size += len(messages[i].Data) + len(messages[i].Event) + 2*maxOffset/store.MaxPartitions
+		m := &messages[i].message
+		packets += len(m.Data.Attachments)
+		bytes += m.Data.Size() + len(m.Event) + 2*maxOffset/store.MaxPartitions
 	}
-	return size
+	return packets, bytes
 }
 
 // errAgain: what was prepared does not hold any more; the client has to come once more.
@@ -274,7 +277,7 @@ func (c *Channels) resumePart(ctx context.Context, sub *subscriber, plan *Plan, 
 		channels = got.Record
 	}
 	// A little has come since Prepare looked.
-	bounds := missedBounds{messages: c.cfg.MaxMissed, bytes: c.cfg.MaxMissedBytes}
+	bounds := missedBounds{packets: c.cfg.MaxMissed, bytes: c.cfg.MaxMissedBytes}
 	late := store.Mark{Epoch: got.Epoch, Seq: part.record.Seq}
 	wanted := map[string]uint64{}
 	for name := range entries {
@@ -296,7 +299,7 @@ func (c *Channels) resumePart(ctx context.Context, sub *subscriber, plan *Plan, 
 	}
 	n := 0
 	all := append(part.missed[:len(part.missed):len(part.missed)], more...)
-	sub.session.Link.Allow(len(all), sizeOf(all))
+	sub.session.Link.Allow(sizeOf(all))
 	for _, m := range all {
 		if entries[m.Channel] == nil || got.Record[m.Channel] >= m.seq || !m.known {
 			continue

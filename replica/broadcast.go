@@ -7,6 +7,8 @@ import "sync"
 type Broadcast struct {
 	Name string
 	Args [][]byte // raw JSON
+	// Attachments are what placeholders in Args stand for. They are not copied for each client.
+	Attachments [][]byte
 	// Offset is the place after this event, for the client to come back with: it goes out as the last argument.
 	// Empty: none goes out.
 	Offset string

@@ -12,6 +12,15 @@ type Payload struct {
 	Attachments [][]byte
 }
 
+// Size is how many bytes the values have.
+func (p Payload) Size() int {
+	n := len(p.JSON)
+	for _, a := range p.Attachments {
+		n += len(a)
+	}
+	return n
+}
+
 // packed begins a packed payload with attachments. No JSON does.
 const packed = 0x00
 

@@ -30,7 +30,7 @@ type Link interface {
 	// Broadcast sends an event that others get too. false: the connection is over.
 	Broadcast(b *Broadcast) bool
 	// Allow lets so much wait for the client, beyond the usual bounds, until it has been sent: what it has missed.
-	Allow(messages, bytes int)
+	Allow(packets, bytes int)
 	// Request sends an event that wants an ack with the given id. onDropped is called, at most once and from
 	// any goroutine, when the packet certainly never left. false: not sent, and onDropped will not be called.
 	Request(name string, id uint32, onDropped func(), arg Payload) bool

@@ -92,7 +92,7 @@ func (g *Gateway) channelUnsubscribe(m *member, args []json.RawMessage, ack Ack)
 	})
 }
 
-func (g *Gateway) channelPublish(m *member, args []json.RawMessage, ack Ack) {
+func (g *Gateway) channelPublish(m *member, args []json.RawMessage, attachments [][]byte, ack Ack) {
 	a, ok := channelArg(args, ack)
 	if !ok {
 		return
@@ -105,7 +105,7 @@ func (g *Gateway) channelPublish(m *member, args []json.RawMessage, ack Ack) {
 		fail(ack, commands.CodeForbidden, "The token does not let you publish to this channel")
 		return
 	}
-	m.publish(g.relay.Channels(), relay.Publication{Channel: relay.ClientChannel + a.Channel, Event: a.Event, Data: a.Data}, ack)
+	m.publish(g.relay.Channels(), relay.Publication{Channel: relay.ClientChannel + a.Channel, Event: a.Event, Data: payload(a.Data, attachments)}, ack)
 }
 
 // publish publishes after the client's earlier publications, without waiting for them.
@@ -132,13 +132,15 @@ func published(offset string) []byte {
 }
 
 // Broadcast gives the client what others get too.
-func (m *member) Broadcast(b *replica.Broadcast) bool { return m.SendRaw(b.Wire(encodeBroadcast)) }
+func (m *member) Broadcast(b *replica.Broadcast) bool {
+	return m.SendRaw(b.Wire(encodeBroadcast), b.Attachments...)
+}
 
 // encodeBroadcast puts the offset last, where a stock client looks for it.
 func encodeBroadcast(b *replica.Broadcast) []byte {
-	if b.Offset == "" {
-		return EncodeEvent(b.Name, b.Args...)
+	args := b.Args
+	if b.Offset != "" {
+		args = append(append(make([][]byte, 0, len(args)+1), args...), []byte(`"`+b.Offset+`"`))
 	}
-	args := append(make([][]byte, 0, len(b.Args)+1), b.Args...)
-	return EncodeEvent(b.Name, append(args, []byte(`"`+b.Offset+`"`))...)
+	return EncodeBinaryEvent(len(b.Attachments), b.Name, args...)
 }

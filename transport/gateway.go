@@ -172,18 +172,18 @@ func (g *Gateway) Disconnected(s *Socket, reason Reason) {
 func (g *Gateway) Ack(s *Socket, id uint64, args []json.RawMessage, attachments [][]byte) {
 	var result replica.Payload
 	if len(args) > 0 {
-		result, _ = payload(args[0], attachments)
+		result = payload(args[0], attachments)
 	}
 	g.relay.Answer(s.Data().(*member).session, id, result)
 }
 
 // payload is a part of what a client sent, with the attachments that belong to it.
-func payload(part json.RawMessage, attachments [][]byte) (replica.Payload, error) {
+func payload(part json.RawMessage, attachments [][]byte) replica.Payload {
 	if len(attachments) == 0 {
-		return replica.Payload{JSON: part}, nil
+		return replica.Payload{JSON: part}
 	}
-	text, used, err := socketio.Extract(part, attachments)
-	return replica.Payload{JSON: text, Attachments: used}, err
+	text, used, _ := socketio.Extract(part, attachments) // the placeholders have been checked
+	return replica.Payload{JSON: text, Attachments: used}
 }
 
 // Request sends a call to the client. It is part of replica.Link.
@@ -195,14 +195,12 @@ func (m *member) Request(name string, id uint32, dropped func(), arg replica.Pay
 var handlers = map[string]func(*Gateway, *member, []json.RawMessage, Ack){
 	"rpc-register":        (*Gateway).rpcRegister,
 	"rpc-unregister":      (*Gateway).rpcUnregister,
-	"rpc-call":            (*Gateway).rpcCall,
 	"machine-alive":       (*Gateway).keepAlive,
 	"session-alive":       (*Gateway).keepAlive,
 	"presence-get":        (*Gateway).presenceGet,
 	"room-join":           (*Gateway).roomJoin,
 	"room-leave":          (*Gateway).roomLeave,
 	"room-get":            (*Gateway).roomGet,
-	"room-emit":           (*Gateway).roomEmit,
 	"room-update":         (*Gateway).roomUpdate,
 	"guest-update":        (*Gateway).guestUpdate,
 	"room-close":          (*Gateway).roomClose,
@@ -212,31 +210,30 @@ var handlers = map[string]func(*Gateway, *member, []json.RawMessage, Ack){
 	"settings-set":        (*Gateway).settingsSet,
 	"channel-subscribe":   (*Gateway).channelSubscribe,
 	"channel-unsubscribe": (*Gateway).channelUnsubscribe,
-	"channel-publish":     (*Gateway).channelPublish,
 }
 
 // binaryHandlers are those of the events whose arguments may hold attachments.
 var binaryHandlers = map[string]func(*Gateway, *member, []json.RawMessage, [][]byte, Ack){
-	"rpc-call": (*Gateway).rpcCallBinary,
+	"rpc-call":        (*Gateway).rpcCall,
+	"room-emit":       (*Gateway).roomEmit,
+	"channel-publish": (*Gateway).channelPublish,
 }
 
 // Event handles what a client sends.
 func (g *Gateway) Event(s *Socket, name string, args []json.RawMessage, attachments [][]byte, ack Ack) {
+	if handle, ok := binaryHandlers[name]; ok {
+		handle(g, s.Data().(*member), args, attachments, ack)
+		return
+	}
 	handle, ok := handlers[name]
-	if len(attachments) > 0 && ok {
-		handleBinary, ok := binaryHandlers[name]
-		if !ok {
-			fail(ack, "BAD_REQUEST", "This event takes no binary")
-			return
-		}
-		handleBinary(g, s.Data().(*member), args, attachments, ack)
-		return
-	}
-	if !ok {
+	switch {
+	case !ok:
 		fail(ack, "UNKNOWN_EVENT", "The server knows no such event")
-		return
+	case len(attachments) > 0:
+		fail(ack, "BAD_REQUEST", "This event takes no binary")
+	default:
+		handle(g, s.Data().(*member), args, ack)
 	}
-	handle(g, s.Data().(*member), args, ack)
 }
 
 // keepAlive accepts what older clients send: nothing here expires while its connection lives.

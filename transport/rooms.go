@@ -182,7 +182,7 @@ type emitArgs struct {
 	To    string          `json:"to"`
 }
 
-func (g *Gateway) roomEmit(m *member, args []json.RawMessage, ack Ack) {
+func (g *Gateway) roomEmit(m *member, args []json.RawMessage, attachments [][]byte, ack Ack) {
 	var a emitArgs
 	if !read(args, &a, ack) {
 		return
@@ -195,7 +195,7 @@ func (g *Gateway) roomEmit(m *member, args []json.RawMessage, ack Ack) {
 	ask := commands.Speak{
 		User: s.User, Peer: s.Peer, Connection: s.Connection, Room: a.Room, Event: a.Event, Policy: g.rooms.Policy, Claims: s.Claims,
 	}
-	message := relay.Publication{Channel: relay.RoomChannel + a.Room, Event: a.Event, To: a.To, Data: a.Data}
+	message := relay.Publication{Channel: relay.RoomChannel + a.Room, Event: a.Event, To: a.To, Data: payload(a.Data, attachments)}
 	if g.rep.Allows(ask) { // what is allowed keeps the order in which it was sent, without waiting
 		m.publish(g.relay.Channels(), message, ack)
 		return

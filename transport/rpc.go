@@ -77,12 +77,7 @@ type callArgs struct {
 	ID      *string         `json:"id"`
 }
 
-func (g *Gateway) rpcCall(m *member, args []json.RawMessage, ack Ack) {
-	g.rpcCallBinary(m, args, nil, ack)
-}
-
-// rpcCallBinary is rpcCall with attachments in the params.
-func (g *Gateway) rpcCallBinary(m *member, args []json.RawMessage, attachments [][]byte, ack Ack) {
+func (g *Gateway) rpcCall(m *member, args []json.RawMessage, attachments [][]byte, ack Ack) {
 	req, ok := plainCall(args)
 	if !ok {
 		var problem string
@@ -92,7 +87,7 @@ func (g *Gateway) rpcCallBinary(m *member, args []json.RawMessage, attachments [
 		}
 	}
 	if len(attachments) > 0 {
-		req.Params, _ = payload(req.Params.JSON, attachments) // the placeholders have been checked
+		req.Params = payload(req.Params.JSON, attachments)
 	}
 	g.relay.Call(m.session, req, func(o relay.Outcome) { ack.ReplyBinary(o.Ack.Attachments, o.Ack.JSON) })
 }

@@ -94,10 +94,7 @@ func (s *Socket) Emit(name string, rawArgs ...[]byte) bool {
 
 // EmitBinary is Emit with attachments, at most socketio.MaxAttachments, for which placeholders in the arguments stand.
 func (s *Socket) EmitBinary(name string, attachments [][]byte, rawArgs ...[]byte) bool {
-	if len(attachments) == 0 {
-		return s.Emit(name, rawArgs...)
-	}
-	return s.send(socketio.AppendBinaryEvent(message(len(name), rawArgs), len(attachments), name, rawArgs...), attachments, nil)
+	return s.send(EncodeBinaryEvent(len(attachments), name, rawArgs...), attachments, nil)
 }
 
 // Request sends an event that asks for the ack id; the answer comes to App.Ack. When the
@@ -114,17 +111,27 @@ func (s *Socket) Request(name string, id uint32, dropped func(), rawArg []byte, 
 	return s.send(dst, attachments, dropped)
 }
 
-// SendRaw sends a packet made by EncodeEvent, which many Sockets may share.
-func (s *Socket) SendRaw(packet []byte) bool {
+// SendRaw sends a packet made by EncodeEvent, which many Sockets may share, or one made by EncodeBinaryEvent and the
+// attachments that belong to it.
+func (s *Socket) SendRaw(packet []byte, attachments ...[]byte) bool {
 	if len(packet) < 2 || packet[0] != '4' {
 		panic("transport: SendRaw wants a packet made by EncodeEvent")
 	}
-	return s.send(packet, nil, nil)
+	return s.send(packet, attachments, nil)
 }
 
 // EncodeEvent makes a packet for SendRaw: an event, within an Engine.IO message.
 func EncodeEvent(name string, rawArgs ...[]byte) []byte {
 	return socketio.AppendEvent(message(len(name), rawArgs), name, rawArgs...)
+}
+
+// EncodeBinaryEvent is EncodeEvent for an event with so many attachments, for which placeholders in the arguments
+// stand; with none it is the same.
+func EncodeBinaryEvent(attachments int, name string, rawArgs ...[]byte) []byte {
+	if attachments == 0 {
+		return EncodeEvent(name, rawArgs...)
+	}
+	return socketio.AppendBinaryEvent(message(len(name), rawArgs), attachments, name, rawArgs...)
 }
 
 // message is the beginning of an Engine.IO message, with room for raw values and some bytes more.
