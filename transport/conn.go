@@ -260,7 +260,8 @@ func (c *conn) cut(reason Reason) bool {
 // tick is the timer's function.
 func (c *conn) tick() {
 	c.mu.Lock()
-	if left := time.Until(c.due); left > 0 && c.state < connCut {
+	left := time.Until(c.due)
+	if left > 0 && c.state < connCut {
 		c.timer.Reset(left) // a pong, or the end, came as the timer fired
 		c.mu.Unlock()
 		return
@@ -275,8 +276,10 @@ func (c *conn) tick() {
 		c.mu.Unlock()
 		c.cut(ReasonPingTimeout)
 	default:
+		// The client counts from the handshake as we do: what the ping is late by is not added to the end, unless it
+		// is much, as after the process stood still.
 		c.awaiting = true
-		c.arm(c.srv.opt.PingTimeout)
+		c.arm(c.srv.opt.PingTimeout - min(-left, c.srv.opt.PingTimeout/10))
 		c.mu.Unlock()
 		c.out.putFirst(packetPing)
 	}

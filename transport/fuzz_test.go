@@ -50,7 +50,7 @@ func FuzzSession(f *testing.F) {
 		if _, reason := tried.ending(); !fine && reason != ReasonProtocolError {
 			t.Errorf("refused with %q", reason)
 		}
-		if !other.handle([]byte(`421["e"]`)) || other.isCut() {
+		if !other.handle([]byte(`421["e"]`)) || other.hasEnded() {
 			t.Error("another session has ended")
 		}
 		tried.cut(ReasonServer)

@@ -166,7 +166,7 @@ func (p *polling) probed(get uint64) {
 
 // poll answers a GET, when there is something to answer.
 func (p *polling) poll(w http.ResponseWriter, r *http.Request) {
-	over := p.c.isCut()
+	over := p.c.hasEnded()
 	p.mu.Lock()
 	switch {
 	case p.state == pollMoved:
@@ -381,11 +381,17 @@ func (c *conn) parted() {
 	c.cut(ReasonTransportClose)
 }
 
-// isCut tells that nothing is sent any more but a farewell to who waits for it.
-func (c *conn) isCut() bool {
+// hasEnded tells that nothing is sent any more but a farewell to who waits for it. Who comes when the pong is overdue
+// ends the session, even if its timer has not come to it yet.
+func (c *conn) hasEnded() bool {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.state >= connCut
+	overdue := c.state == connOpen && c.awaiting && !time.Now().Before(c.due)
+	ended := c.state >= connCut
+	c.mu.Unlock()
+	if overdue {
+		c.cut(ReasonPingTimeout)
+	}
+	return ended || overdue
 }
 
 // part remembers a session that its client has closed.
