@@ -93,8 +93,8 @@ func TestBinaryWithAnOlderReplica(t *testing.T) {
 // Attachments of a channel's messages come on every replica, live and at a recovery, and nothing of the batch that
 // they came with is kept for them.
 func TestBinaryMessagesOfChannels(t *testing.T) {
-	eachPartitioning(t, func(t *testing.T, partitions int) {
-		w := newPartitionedWorld(t, 2, partitions)
+	eachSetting(t, func(t *testing.T, in setting) {
+		w := newWorldIn(t, 2, in)
 		n1, n2 := w.nodes[0], w.nodes[1]
 		value := func(i byte) replica.Payload {
 			return replica.Payload{
