@@ -416,7 +416,7 @@ func rollBack(t *testing.T, fill int, returns bool) {
 	raw := w.open()
 	defer raw.Close()
 	for i := range fill {
-		msg := message{Channel: "c:x", Event: "e", Data: fmt.Append(nil, "new", i)}
+		msg := message{Channel: "c:x", Event: "e", Data: replica.Payload{JSON: fmt.Append(nil, "new", i)}}
 		if _, err := raw.Publish(t.Context(), 0, store.Known{}, n.relay.Channels().keep, []store.Publication{{Channel: "c:x", Body: msg.encode()}}); err != nil {
 			t.Fatal(err)
 		}
