@@ -82,22 +82,37 @@ func (a *Audience) Rebuilt() {
 	a.crowding.Lock()
 	a.crowded = encoded{} // else it would keep the former state
 	a.crowding.Unlock()
-	sessions := a.rep.Sessions()
+	type place struct {
+		peer  projections.Peer
+		rooms []string
+	}
+	var here []place
+	a.rep.View(func(s *projections.State) {
+		for id := range s.PeersOn(a.rep.Instance()) {
+			p, _ := s.Peer(id)
+			at := place{peer: p}
+			for _, room := range s.RoomsOf(id) {
+				at.rooms = append(at.rooms, room.ID)
+			}
+			here = append(here, at)
+		}
+	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	watchers := a.watchers
 	a.clear()
 	a.watchers = watchers
-	a.rep.View(func(s *projections.State) {
-		for _, session := range sessions {
-			if p, ok := s.Peer(session.ID()); ok && p.Connection == session.Connection {
-				a.enter(a.users, session.User, session)
-				for _, room := range s.RoomsOf(session.ID()) {
-					a.enter(a.rooms, room.ID, session)
-				}
-			}
+	for _, at := range here {
+		session := a.rep.Session(at.peer.Connection)
+		if session == nil {
+			continue
 		}
-	})
+		id := at.peer.PeerID
+		a.enter(a.users, id.User, id, session)
+		for _, room := range at.rooms {
+			a.enter(a.rooms, room, id, session)
+		}
+	}
 }
 
 // Fenced forgets everybody: the connections are closed.
@@ -129,7 +144,7 @@ func (a *Audience) Changed(changes []projections.Change) {
 			continue
 		case projections.RoomChangedJoined:
 			if session := a.local(c.Peer); session != nil {
-				a.enter(a.rooms, c.Room, session)
+				a.enter(a.rooms, c.Room, c.Peer.PeerID, session)
 			}
 		case projections.RoomChangedLeft:
 			a.leaving(a.rooms[c.Room][c.Peer.PeerID], c.Room)
@@ -180,9 +195,9 @@ func (a *Audience) connection(c *projections.Change) {
 		}
 		return
 	}
-	a.enter(a.users, c.Peer.User, session)
+	a.enter(a.users, c.Peer.User, c.Peer.PeerID, session)
 	for _, room := range c.Rooms {
-		a.enter(a.rooms, room, session)
+		a.enter(a.rooms, room, c.Peer.PeerID, session)
 	}
 }
 
@@ -194,13 +209,16 @@ func (a *Audience) local(c projections.Card) *replica.Session {
 	return a.rep.Session(c.Connection)
 }
 
-func (*Audience) enter(lists map[string]map[projections.PeerID]*replica.Session, name string, s *replica.Session) {
+// enter puts a peer's session into a list. The session may not know yet which peer it is: see replica.Session.
+func (*Audience) enter(
+	lists map[string]map[projections.PeerID]*replica.Session, name string, id projections.PeerID, s *replica.Session,
+) {
 	list := lists[name]
 	if list == nil {
 		list = make(map[projections.PeerID]*replica.Session, 1)
 		lists[name] = list
 	}
-	list[s.ID()] = s
+	list[id] = s
 }
 
 func (*Audience) exit(lists map[string]map[projections.PeerID]*replica.Session, name string, id projections.PeerID) {

@@ -92,6 +92,7 @@ func (w *world) start(name string) *testNode {
 		Graces: commands.Graces{Peer: w.grace, RPC: w.grace, Recovery: 5 * time.Second},
 	}, st)
 	n := &testNode{w: w, name: name, st: st, rep: rep, relay: New(rep, Config{LateAck: testLateAck, Log: log, Channels: w.channels})}
+	NewAudience(rep)
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	group.Go(func() {
@@ -122,11 +123,12 @@ type testClient struct {
 	events   chan string // names of other events
 	replaced chan bool
 
-	mu   sync.Mutex
-	gone bool
-	got  []*replica.Broadcast
-	last string // the offset that it shows when it has got nothing in this connection
-	deaf bool   // its connection takes nothing: requests are dropped
+	mu       sync.Mutex
+	gone     bool
+	presence int // events of it that came
+	got      []*replica.Broadcast
+	last     string // the offset that it shows when it has got nothing in this connection
+	deaf     bool   // its connection takes nothing: requests are dropped
 }
 
 type testRequest struct {
@@ -165,6 +167,9 @@ func (c *testClient) Broadcast(b *replica.Broadcast) bool {
 	defer c.mu.Unlock()
 	if c.gone {
 		return false
+	}
+	if b.Name == "presence" {
+		c.presence++
 	}
 	if b.Offset != "" { // presence goes out without
 		c.got = append(c.got, b)

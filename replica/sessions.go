@@ -3,7 +3,6 @@ package replica
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -41,7 +40,8 @@ type Link interface {
 	Reconnect(why Why)
 }
 
-// Session is one client that is connected to this replica.
+// Session is one client that is connected to this replica. Peer, Anonymous, SID, PID and Recovered are those that hold
+// only once Connect has returned. Whoever follows the log can find the session before that, and must not look at them.
 type Session struct {
 	User       string
 	Peer       string
@@ -231,13 +231,6 @@ func (ss *sessions) followTo(at events.Position) {
 
 // Session finds a local session by its connection; nil when it is not here (any more).
 func (r *Replica) Session(connection string) *Session { return r.sessions.get(connection) }
-
-// Sessions are the clients connected here.
-func (r *Replica) Sessions() []*Session {
-	r.sessions.mu.RLock()
-	defer r.sessions.mu.RUnlock()
-	return slices.Collect(maps.Values(r.sessions.byConnection))
-}
 
 // SessionCount is how many clients are connected here.
 func (r *Replica) SessionCount() int {
