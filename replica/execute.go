@@ -359,10 +359,22 @@ func (r *Replica) awaitConflict(ctx context.Context, generation uint64, c store.
 }
 
 func (r *Replica) awaitState(ctx context.Context, reached func(*projections.State, uint64) bool) error {
+	return r.awaitStateAnd(ctx, nil, reached)
+}
+
+// awaitStateAnd is awaitState that holds another lock while it looks. That must be one that is taken before mu; nil is
+// none.
+func (r *Replica) awaitStateAnd(ctx context.Context, other sync.Locker, reached func(*projections.State, uint64) bool) error {
 	for {
+		if other != nil {
+			other.Lock()
+		}
 		r.mu.RLock()
 		ok, moved := reached(r.state, r.generation), r.moved
 		r.mu.RUnlock()
+		if other != nil {
+			other.Unlock()
+		}
 		if ok {
 			return nil
 		}

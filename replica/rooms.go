@@ -166,9 +166,7 @@ func (r *Replica) missingPlaces(s *Session) (lost []string) {
 // else a place that was just given up could come back.
 func (r *Replica) restorePlace(ctx context.Context, s *Session, id string) error {
 	var ask *commands.JoinRoom
-	err := r.awaitState(ctx, func(st *projections.State, _ uint64) bool {
-		r.sessions.mu.RLock()
-		defer r.sessions.mu.RUnlock()
+	err := r.awaitStateAnd(ctx, r.sessions.mu.RLocker(), func(st *projections.State, _ uint64) bool {
 		if r.sessions.followed != st.Position {
 			return false
 		}

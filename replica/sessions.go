@@ -95,7 +95,7 @@ func (s *Session) ID() projections.PeerID { return projections.PeerID{User: s.Us
 // sessions are the local ones. They are in byConnection from before they are in the log until their client is
 // gone; in byPeer once they were admitted.
 type sessions struct {
-	mu           sync.RWMutex // guards what follows
+	mu           sync.RWMutex // guards what follows; taken before Replica.mu
 	byConnection map[string]*Session
 	byPeer       map[projections.PeerID][]*Session
 	wants        map[projections.MethodID]want
