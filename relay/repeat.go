@@ -268,13 +268,14 @@ func (r *Relay) tellJoiners(joiners []string, ack []byte) {
 	}
 }
 
-// joined ends a call that had joined another one.
+// joined ends a call that had joined another one. The outcome may be here before the answer of the store that the call
+// has joined: then no other word of it comes, and the call has no key yet.
 func (r *Relay) joined(e envelope) {
 	self, _, ok := r.rep.Self()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := r.calls[e.Number]
-	if ok && self.Incarnation == e.ID && c != nil && c.phase == joining {
+	if ok && self.Incarnation == e.ID && c != nil && (c.phase == joining || c.id != "" && c.key == nil) {
 		r.end(c, stored(e.Body), false)
 	}
 }
