@@ -141,7 +141,7 @@ func (c JoinRoom) Decide(s *projections.State) (Decision, error) {
 		if c.Remains != nil {
 			d.Reads = append(d.Reads, events.RoomKey(c.Room)) // what others set meanwhile stays
 			if room == nil {
-				d.Events = append(d.Events, c.Remains.events(c)...)
+				d.Events = append(d.Events, c.Remains.events(c.Room, c.User, c.Peer)...)
 			}
 		}
 	}
@@ -202,12 +202,12 @@ func (c JoinRoom) check(limits RoomLimits) *Refusal {
 }
 
 // events are those that make the room as it was known.
-func (m *Remains) events(c JoinRoom) (made []events.Event) {
+func (m *Remains) events(room, user, peer string) (made []events.Event) {
 	if m.Settings != "" {
-		made = append(made, events.RoomSettingsChanged{Room: c.Room, User: c.User, Peer: c.Peer, Patch: json.RawMessage(m.Settings)})
+		made = append(made, events.RoomSettingsChanged{Room: room, User: user, Peer: peer, Patch: json.RawMessage(m.Settings)})
 	}
 	if m.GuestState != "" {
-		made = append(made, events.RoomGuestChanged{Room: c.Room, User: c.User, Peer: c.Peer, Patch: json.RawMessage(m.GuestState)})
+		made = append(made, events.RoomGuestChanged{Room: room, User: user, Peer: peer, Patch: json.RawMessage(m.GuestState)})
 	}
 	return made
 }
@@ -274,7 +274,7 @@ type CloseRoom struct {
 }
 
 func (c CloseRoom) Decide(s *projections.State) (Decision, error) {
-	room, d, err := c.actor().in(s, c.Room, Host)
+	room, d, err := actor{c.User, c.Peer, c.Connection}.in(s, c.Room, Host)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -282,8 +282,6 @@ func (c CloseRoom) Decide(s *projections.State) (Decision, error) {
 	d.Events = []events.Event{events.RoomClosed{Room: room.ID, User: c.User, Peer: c.Peer, Reason: "closed"}}
 	return d, nil
 }
-
-func (c CloseRoom) actor() actor { return actor{c.User, c.Peer, c.Connection} }
 
 // ExpireRoom closes a room that nobody has held open for its grace, or that nobody has joined for long. Held again,
 // nothing changes.
@@ -313,7 +311,7 @@ type RestoreRoom struct {
 }
 
 func (c RestoreRoom) Decide(s *projections.State) (Decision, error) {
-	made := c.Remains.events(JoinRoom{Room: c.Room})
+	made := c.Remains.events(c.Room, "", "")
 	if s.Room(c.Room) != nil || len(made) == 0 {
 		return Decision{}, nil
 	}

@@ -8,9 +8,7 @@ import (
 
 // Diff is what differs between two states of one log, the later of which was not reached record by record, as far as
 // clients have to be told. Rooms and seats that are missing in it are no changes: who is in them comes back.
-func Diff(before, after *State) []Change {
-	to := New()
-	to.observed = true
+func Diff(before, after *State) (changes []Change) {
 	rooms := slices.SortedFunc(maps.Values(after.rooms), func(a, b *Room) int { return cmp.Compare(a.ID, b.ID) })
 	for _, room := range rooms {
 		former, ok := before.rooms[room.ID]
@@ -19,7 +17,7 @@ func Diff(before, after *State) []Change {
 		}
 		note := func(c Change) {
 			c.At, c.Room, c.Previous = room.Version, room.ID, former.Version
-			to.note(c)
+			changes = append(changes, c)
 		}
 		if room.Settings != former.Settings {
 			note(Change{Kind: RoomChangedSettings, Value: room.Settings, Patch: room.Settings})
@@ -33,8 +31,8 @@ func Diff(before, after *State) []Change {
 	}
 	for _, key := range slices.Sorted(maps.Keys(after.settings)) {
 		if former, ok := before.settings[key]; ok && former != after.settings[key] {
-			to.note(Change{Kind: SettingsChanged, At: after.Position, Key: key, Value: after.settings[key]})
+			changes = append(changes, Change{Kind: SettingsChanged, At: after.Position, Key: key, Value: after.settings[key]})
 		}
 	}
-	return to.Changes()
+	return changes
 }

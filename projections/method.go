@@ -104,12 +104,7 @@ func (s *State) methodRegistered(r events.Record, e events.MethodRegistered) {
 
 // hold puts a registration into its holder's index.
 func (s *State) hold(r *Registration) {
-	held := s.held[r.Holder]
-	if held == nil {
-		held = map[string]struct{}{}
-		s.held[r.Holder] = held
-	}
-	held[r.Method] = struct{}{}
+	put(s.held, r.Holder, r.Method, struct{}{})
 }
 
 func (s *State) methodUnregistered(e events.MethodUnregistered) {
@@ -134,11 +129,7 @@ func (s *State) endMethod(id MethodID, holder PeerID) {
 
 // release takes a registration out of its holder's index.
 func (s *State) release(r *Registration) {
-	held := s.held[r.Holder]
-	delete(held, r.Method)
-	if len(held) == 0 {
-		delete(s.held, r.Holder)
-	}
+	drop(s.held, r.Holder, r.Method)
 }
 
 // lapse makes what the peer's current session holds uncallable.

@@ -159,19 +159,10 @@ func (s *State) peerForgotten(e events.PeerForgotten) {
 
 // attach puts the peer's connection into the index of its replica.
 func (s *State) attach(p *Peer) {
-	on := s.onto[p.Instance]
-	if on == nil {
-		on = map[PeerID]*Peer{}
-		s.onto[p.Instance] = on
-	}
-	on[p.PeerID] = p
+	put(s.onto, p.Instance, p.PeerID, p)
 }
 
 // detach takes the peer's connection out of the index of its replica.
 func (s *State) detach(p *Peer) {
-	on := s.onto[p.Instance]
-	delete(on, p.PeerID)
-	if len(on) == 0 {
-		delete(s.onto, p.Instance)
-	}
+	drop(s.onto, p.Instance, p.PeerID)
 }

@@ -124,20 +124,11 @@ func (s *State) pin(room *Room, instance string, at events.Position) {
 }
 
 func (s *State) addPin(room *Room) {
-	pins := s.pins[room.Owner]
-	if pins == nil {
-		pins = map[string]*Room{}
-		s.pins[room.Owner] = pins
-	}
-	pins[room.ID] = room
+	put(s.pins, room.Owner, room.ID, room)
 }
 
 func (s *State) unpin(room *Room) {
-	pins := s.pins[room.Owner]
-	delete(pins, room.ID)
-	if len(pins) == 0 {
-		delete(s.pins, room.Owner)
-	}
+	drop(s.pins, room.Owner, room.ID)
 }
 
 func (s *State) roomJoined(r events.Record, e events.RoomJoined) {

@@ -287,8 +287,14 @@ func (a *Audience) Unwatch(s *replica.Session) {
 	delete(a.watchers, s)
 }
 
+// Version is how far the log is known here.
+func (a *Audience) Version() (at events.Position) {
+	a.rep.View(func(s *projections.State) { at = s.Position })
+	return at
+}
+
 // Summaries are those of the rooms that the session may see, in the order of their names, from the one after the given
-// name on. next is what to ask with for more; empty at the end.
+// name on, limit of them at most and at least one. next is what to ask with for more; empty at the end.
 func (a *Audience) Summaries(session *replica.Session, after string, limit int) (version events.Position, rooms []byte, next string) {
 	a.rep.View(func(s *projections.State) {
 		version = s.Position
@@ -301,9 +307,7 @@ func (a *Audience) Summaries(session *replica.Session, after string, limit int) 
 		slices.Sort(names)
 		if len(names) > limit {
 			names = names[:limit]
-			if limit > 0 {
-				next = names[limit-1]
-			}
+			next = names[limit-1]
 		}
 		rooms = append(rooms, '[')
 		for i, name := range names {

@@ -189,6 +189,14 @@ func pack(batch []outgoing) (entries []store.Outgoing, of []int) {
 
 // outage waits until the store answers again, and lets go what has waited too long. false: ctx has ended.
 func (o *outbound) outage(ctx context.Context) bool {
+	return outage(ctx, o.expire, func(ctx context.Context) error {
+		_, err := o.r.rep.Store().Head(ctx)
+		return err
+	})
+}
+
+// outage probes the store until it answers, and has expire let go what has waited too long. false: ctx has ended.
+func outage(ctx context.Context, expire func(now time.Time), probe func(context.Context) error) bool {
 	tick := time.NewTicker(downPause)
 	defer tick.Stop()
 	for {
@@ -197,9 +205,9 @@ func (o *outbound) outage(ctx context.Context) bool {
 		case <-ctx.Done():
 			return false
 		}
-		o.expire(time.Now())
-		probe, cancel := context.WithTimeout(ctx, time.Second)
-		_, err := o.r.rep.Store().Head(probe)
+		expire(time.Now())
+		soon, cancel := context.WithTimeout(ctx, time.Second)
+		err := probe(soon)
 		cancel()
 		if err == nil {
 			return true

@@ -176,22 +176,10 @@ func (q *publisher) publish(ctx context.Context, p *partition, batch []publishin
 
 // outage waits until the store answers again, and lets go what has waited too long. false: ctx has ended.
 func (q *publisher) outage(ctx context.Context, p *partition) bool {
-	tick := time.NewTicker(downPause)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return false
-		}
-		q.expire(time.Now())
-		probe, cancel := context.WithTimeout(ctx, time.Second)
-		_, err := p.c.rep.Store().Session(probe, p.n, "", store.Mark{})
-		cancel()
-		if err == nil {
-			return true
-		}
-	}
+	return outage(ctx, q.expire, func(ctx context.Context) error {
+		_, err := p.c.rep.Store().Session(ctx, p.n, "", store.Mark{})
+		return err
+	})
 }
 
 func (q *publisher) expire(now time.Time) {

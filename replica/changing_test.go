@@ -23,10 +23,8 @@ func TestACrowdMakesOneAttemptToOpenARoom(t *testing.T) {
 		var group sync.WaitGroup
 		for i, s := range sessions {
 			group.Go(func() {
-				err := []*running{a, b}[i%2].Join(t.Context(), s, commands.JoinRoom{
-					Room: "r", Role: commands.Member, Claims: commands.Everything(),
-				})
-				if err != nil {
+				at := []*running{a, b}[i%2]
+				if _, err := at.Execute(t.Context(), joining(s, at.Instance(), "r")); err != nil {
 					t.Errorf("join of p%d: %v", i, err)
 				}
 			})
@@ -55,10 +53,9 @@ func TestChangesOfOneThingTakeTurns(t *testing.T) {
 		var group sync.WaitGroup
 		for i := range 60 {
 			group.Go(func() {
-				err := a.Join(t.Context(), s, commands.JoinRoom{
-					Room: fmt.Sprintf("r%d", i%3), Role: commands.Host, Claims: commands.Everything(),
-				})
-				if err != nil {
+				join := joining(s, a.Instance(), fmt.Sprintf("r%d", i%3))
+				join.Role = commands.Host
+				if _, err := a.Execute(t.Context(), join); err != nil {
 					t.Errorf("join: %v", err)
 				}
 			})

@@ -113,7 +113,7 @@ func attach(d *diary) func(*Replica) {
 
 func (r *running) enterRoom(s *Session, room string) {
 	r.t.Helper()
-	err := r.Join(r.t.Context(), s, commands.JoinRoom{Room: room, Role: commands.Member, Claims: commands.Everything()})
+	_, err := r.Execute(r.t.Context(), joining(s, r.Instance(), room))
 	if err != nil {
 		r.t.Fatalf("join %s: %v", room, err)
 	}
@@ -274,4 +274,12 @@ func TestOwnersWorkWhenTheLogIsLost(t *testing.T) {
 	d.wants("r", "opened")
 	s.Do(t, "FLUSHALL")
 	d.wants("r", "opened", "closed "+ReasonLost, "opened")
+}
+
+// joining is what a session asks that joins a room as a member.
+func joining(s *Session, instance, room string) commands.JoinRoom {
+	return commands.JoinRoom{
+		User: s.User, Peer: s.Peer, Connection: s.Connection, Instance: instance, Room: room, Role: commands.Member,
+		Claims: commands.Everything(),
+	}
 }

@@ -96,7 +96,11 @@ func (r *Replica) missing() []func(context.Context) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	for _, lost := range r.missingSettings() {
-		work = append(work, func(ctx context.Context) { _, _ = r.Execute(ctx, lost) })
+		work = append(work, func(ctx context.Context) {
+			if _, err := r.Execute(ctx, lost); err != nil {
+				r.log.Debug().Err(err).Str("setting", lost.Key).Msg("restore setting")
+			}
+		})
 	}
 	for _, lost := range r.missingRooms() {
 		work = append(work, func(ctx context.Context) { r.restoreRoom(ctx, lost) })

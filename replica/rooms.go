@@ -47,13 +47,6 @@ func (r *Replica) Allows(c commands.Command) bool {
 	return err == nil
 }
 
-// Join gives the session its place in a room.
-func (r *Replica) Join(ctx context.Context, s *Session, c commands.JoinRoom) error {
-	c.User, c.Peer, c.Connection, c.Instance = s.User, s.Peer, s.Connection, r.cfg.Instance
-	_, err := r.Execute(ctx, c)
-	return err
-}
-
 // followRoom keeps what local sessions want of rooms in step with the log: what they have is what they want, until an event
 // takes it from them. The caller holds ss.mu.
 func (ss *sessions) followRoom(e events.Event) {

@@ -58,7 +58,7 @@ func (g *Gateway) join(s *replica.Session, a joinArgs) error {
 	if err := g.relay.Channels().Subscribe(ctx, s, relay.RoomChannel+a.Room); err != nil {
 		return err
 	}
-	if err := g.rep.Join(ctx, s, c); err != nil {
+	if _, err := g.rep.Execute(ctx, c); err != nil {
 		g.leftRoom(s, a.Room)
 		return err
 	}
@@ -266,13 +266,11 @@ func (g *Gateway) roomsWatch(m *member, args []json.RawMessage, ack Ack) {
 func (g *Gateway) roomsUnwatch(m *member, _ []json.RawMessage, ack Ack) {
 	m.change(ack, func() {
 		g.audience.Unwatch(m.session)
-		var version events.Position
-		version, _, _ = g.audience.Summaries(m.session, "", 0)
 		b, _ := json.Marshal(struct {
 			OK      bool            `json:"ok"`
 			Version events.Position `json:"version"`
 			Rooms   []struct{}      `json:"rooms"`
-		}{true, version, []struct{}{}})
+		}{true, g.audience.Version(), []struct{}{}})
 		ack.Reply(b)
 	})
 }
