@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -146,4 +147,34 @@ func benchmarkSendRead(b *testing.B, senders int) {
 	}
 	wg.Wait()
 	b.ReportMetric(float64(each*senders)/b.Elapsed().Seconds(), "messages/s")
+}
+
+// BenchmarkPublish publishes messages of 200 bytes to one channel with an interested incarnation on a real Redis.
+func BenchmarkPublish(b *testing.B) {
+	for _, size := range []int{1, 16, 128} {
+		b.Run(fmt.Sprintf("groups of %d", size), func(b *testing.B) {
+			s := redisBackend(b, plain.get(b)).open(b)
+			in := incarnation()
+			if err := s.CreateInbox(b.Context(), in); err != nil {
+				b.Fatal(err)
+			}
+			got, err := s.Subscribe(b.Context(), in, Known{}, SubscribeNone, "", []string{"c:x"}, time.Minute)
+			if err != nil {
+				b.Fatal(err)
+			}
+			batch := make([]Publication, size)
+			for i := range batch {
+				batch[i] = Publication{Channel: "c:x", Body: make([]byte, 200)}
+			}
+			keep := Histories{Messages: 1000, Bytes: 16 << 20, Life: time.Minute, Session: time.Minute}
+			at := got.Mark
+			b.ResetTimer()
+			for done := 0; done < b.N; done += size {
+				if at, err = s.Publish(b.Context(), 0, Known{Mark: at}, keep, batch); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+		})
+	}
 }
