@@ -57,7 +57,9 @@ type FanoutReport struct {
 	Lost            uint64            `json:"lostConnections"`
 	Recovered       uint64            `json:"recovered"`
 	Fresh           uint64            `json:"notRecovered"`
-	Back            Latency           `json:"backMs"` // from the kill to the end of a client's recovery
+	Back            Latency           `json:"backMs"`          // from the kill to the end of a client's recovery
+	OwnDelay        Latency           `json:"ownDelayMs"`      // how late this process was with what was due
+	Curve           []CurvePoint      `json:"curve,omitempty"` // as Latency, from the kill on
 	ErrorsByCode    map[string]uint64 `json:"errorsByCode"`
 }
 
@@ -71,6 +73,8 @@ type fanout struct {
 	sent    []atomic.Uint64 // by channel
 	latency Histogram
 	back    Histogram
+	own     Histogram
+	curve   curve
 
 	measuring                     atomic.Bool
 	killed                        atomic.Int64 // unix ns
@@ -137,6 +141,7 @@ func RunFanout(ctx context.Context, o FanoutOptions) (FanoutReport, error) {
 	wait(ctx, o.Warmup)
 	f.measuring.Store(true)
 	began, before := time.Now(), f.received.Load()
+	group.Go(func() { ownDelay(publishing, &f.own) })
 	if o.KillPID > 0 {
 		wait(ctx, o.KillAfter)
 		f.killed.Store(time.Now().UnixNano())
@@ -286,7 +291,12 @@ func (s *fanSubscriber) got(args []json.RawMessage, _ Ack) {
 	if f.measuring.Load() {
 		f.deliveries.Add(1)
 		if !s.moved.Load() {
-			f.latency.Record(time.Since(time.Unix(0, at)))
+			now := time.Now()
+			latency := now.Sub(time.Unix(0, at))
+			f.latency.Record(latency)
+			if killed := f.killed.Load(); killed != 0 {
+				f.curve.record(time.Unix(0, killed), now, latency)
+			}
 		}
 	}
 	if s.own != nil && s.own.number == p {
@@ -375,7 +385,8 @@ func (f *fanout) report(took time.Duration, got uint64) FanoutReport {
 		Payload: f.o.Payload, Rate: f.o.Rate, Seconds: took.Seconds(), Received: f.received.Load(),
 		Deliveries: got, PerSecond: float64(got) / took.Seconds(), Latency: latencyOf(&f.latency),
 		Duplicates: f.duplicates.Load(), OrderViolations: f.disorder.Load(), Lost: f.lost.Load(),
-		Recovered: f.recovered.Load(), Fresh: f.notRecovered.Load(), Back: latencyOf(&f.back), ErrorsByCode: f.errors,
+		Recovered: f.recovered.Load(), Fresh: f.notRecovered.Load(), Back: latencyOf(&f.back),
+		OwnDelay: latencyOf(&f.own), Curve: f.curve.points(), ErrorsByCode: f.errors,
 	}
 	for i := range f.sent {
 		r.Published += f.sent[i].Load()
@@ -431,10 +442,12 @@ func (r FanoutReport) WriteText(w io.Writer) error {
 		r.Mode, r.Channels, r.Subscribers, r.Publishers, r.Payload, pace, r.Seconds)
 	fmt.Fprintf(&text, "%.0f deliveries/s of %d messages\n", r.PerSecond, r.Published)
 	fmt.Fprintf(&text, "publish to delivery: p50 %.2f ms, p95 %.2f ms, p99 %.2f ms, max %.2f ms\n", r.Latency.P50, r.Latency.P95, r.Latency.P99, r.Latency.Max)
+	fmt.Fprintf(&text, "this process itself was late by: p50 %.2f ms, p99 %.2f ms, max %.2f ms\n", r.OwnDelay.P50, r.OwnDelay.P99, r.OwnDelay.Max)
 	fmt.Fprintf(&text, "%d missing, %d duplicates, %d out of order, %d clients with another order\n", r.Missing, r.Duplicates, r.OrderViolations, r.Disagreements)
 	if r.Lost > 0 {
 		fmt.Fprintf(&text, "%d connections lost, %d recovered, %d not; back after p50 %.0f ms, p95 %.0f ms, p99 %.0f ms, max %.0f ms\n",
 			r.Lost, r.Recovered, r.Fresh, r.Back.P50, r.Back.P95, r.Back.P99, r.Back.Max)
+		writeCurve(&text, r.Curve)
 	}
 	text.WriteString(failureLines("fanout", r.ErrorsByCode))
 	_, err := io.WriteString(w, text.String())

@@ -32,13 +32,21 @@ type Gateway struct {
 	auth     Authenticator
 	log      zerolog.Logger
 	draining atomic.Bool
-	mu       sync.Mutex
-	members  map[*member]struct{}
+	// returning has a place for each session that is being recovered. When it is full the others wait for one, in their
+	// goroutines of admission and within its time; what their clients send meanwhile has the transport's bounds.
+	returning chan struct{}
+	mu        sync.Mutex
+	members   map[*member]struct{}
 }
+
+// maxReturning bounds the sessions that are recovered at a time, so that a replica that gets those of a lost one goes on
+// serving its own.
+const maxReturning = 32
 
 // NewGateway makes the App of one replica.
 func NewGateway(rep *replica.Replica, rel *relay.Relay, audience *relay.Audience, auth Authenticator, rooms Rooms, log zerolog.Logger) *Gateway {
-	g := &Gateway{rep: rep, relay: rel, audience: audience, rooms: rooms, auth: auth, log: log, members: map[*member]struct{}{}}
+	g := &Gateway{rep: rep, relay: rel, audience: audience, rooms: rooms, auth: auth, log: log,
+		members: map[*member]struct{}{}, returning: make(chan struct{}, maxReturning)}
 	audience.OnLeft(g.onLeft)
 	rel.Channels().SetFor(audience.In)
 	return g
@@ -80,6 +88,14 @@ func (g *Gateway) Connect(ctx context.Context, s *Socket, auth json.RawMessage) 
 	}}
 	m.session.Link = m
 	s.SetData(m)
+	if cred.PID != "" {
+		select {
+		case g.returning <- struct{}{}:
+			defer func() { <-g.returning }()
+		case <-ctx.Done():
+			return Admission{}, ctx.Err()
+		}
+	}
 	plan, err := g.prepare(ctx, cred)
 	if err != nil {
 		return Admission{}, err
