@@ -151,7 +151,7 @@ func parseLeaseBeat(res rueidis.RedisResult, others []string) (Beat, error) {
 	}
 	beat := Beat{
 		Now:    time.Unix(seconds, micros*int64(time.Microsecond)).UTC(),
-		Alive:  make(map[string]bool, len(others)),
+		Left:   make(map[string]time.Duration, len(others)),
 		Healed: state == "healed",
 	}
 	head, err := parts[3].ToString()
@@ -164,11 +164,13 @@ func parseLeaseBeat(res rueidis.RedisResult, others []string) (Beat, error) {
 		}
 	}
 	for i, instance := range others {
-		exists, err := parts[5+i].AsInt64()
+		left, err := parts[5+i].AsInt64()
 		if err != nil {
 			return Beat{}, err
 		}
-		beat.Alive[instance] = exists == 1
+		if left >= 0 {
+			beat.Left[instance] = time.Duration(left) * time.Millisecond
+		}
 	}
 	return beat, nil
 }

@@ -4,8 +4,8 @@
 -- ARGV[1]  incarnation
 -- ARGV[2]  time to live in ms
 --
--- Returns {'kept', 'healed' or 'lost', seconds and microseconds of the clock, head of the log or '', holder, then 1
--- or 0 for each other lease}. A lost lease is not touched.
+-- Returns {'kept', 'healed' or 'lost', seconds and microseconds of the clock, head of the log or '', holder, then
+-- for each other lease how long it lasts in ms, -2 if there is none}. A lost lease is not touched.
 
 local holder = redis.call('GET', KEYS[1])
 local state = 'kept'
@@ -17,7 +17,7 @@ end
 local now = redis.call('TIME')
 local answer = {state, now[1], now[2], redis.call('HGET', KEYS[2], '@head') or '', holder or ''}
 for i = 3, #KEYS do
-  answer[#answer + 1] = redis.call('EXISTS', KEYS[i])
+  answer[#answer + 1] = redis.call('PTTL', KEYS[i])
 end
 if state ~= 'lost' then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

@@ -104,11 +104,11 @@ type Message struct {
 
 // Beat is what one heartbeat learned.
 type Beat struct {
-	Now    time.Time       // Redis's clock
-	Alive  map[string]bool // for each instance asked for: does a lease of it exist
-	Head   Head            // end of the log
-	Lag    int64           // entries in the own inbox
-	Healed bool            // the own lease or inbox was missing and has been made again
+	Now    time.Time                // Redis's clock
+	Left   map[string]time.Duration // of each instance asked for that has a lease: how long that lasts
+	Head   Head                     // end of the log
+	Lag    int64                    // entries in the own inbox
+	Healed bool                     // the own lease or inbox was missing and has been made again
 }
 
 // CallKey names a repeatable call: the id that its caller made, within the user.
