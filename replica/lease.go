@@ -16,9 +16,12 @@ const (
 	// beatsPerLease is how many beats fit into a lease: several may fail before it runs out.
 	beatsPerLease = 8
 	// sightings is how many beats in a row must find another replica's lease gone before that is declared lost.
-	// One that only lost its lease, not its life, has made it again by then. With it, a killed replica is
-	// declared lost 1 + 3/8 leases after its last beat at the latest: 5.5 s.
+	// One that only lost its lease, not its life, has made it again by then. The first of them comes as the lease
+	// runs out, so a killed replica is declared lost 1 + 2/8 leases after its last beat: 5 s.
 	sightings = 3
+	// lookAfter is how long after the end of a lease it is looked for: Redis counts in milliseconds, and the clocks
+	// of two machines do not run quite alike.
+	lookAfter = 5 * time.Millisecond
 )
 
 // takeLease waits until the lease of a dead predecessor has run out. A lease that is renewed meanwhile
@@ -64,9 +67,6 @@ func (r *Replica) releaseLease(l *life) {
 
 // beat keeps the lease, watches those of the others and declares lost whose lease is gone.
 func (r *Replica) beat(ctx context.Context, l *life) error {
-	every := r.cfg.LeaseTTL / beatsPerLease
-	tick := time.NewTicker(every)
-	defer tick.Stop()
 	w := watch{absent: map[string]int{}}
 	defer w.group.Wait()
 	for {
@@ -78,15 +78,28 @@ func (r *Replica) beat(ctx context.Context, l *life) error {
 				}
 			}
 		})
-		if err := r.beatOnce(ctx, l, others, &w); err != nil {
+		left, err := r.beatOnce(ctx, l, others, &w)
+		if err != nil {
 			return err
 		}
+		timer := time.NewTimer(pause(r.cfg.LeaseTTL/beatsPerLease, left))
 		select {
-		case <-tick.C:
+		case <-timer.C:
 		case <-ctx.Done():
+			timer.Stop()
 			return nil
 		}
 	}
+}
+
+// pause is how long to wait after the answer to a beat, given how long the leases of others last then: the next beat is
+// early when one of them runs out before it. After one that has run out there is no early beat, so between two beats
+// that find a lease gone its holder has the whole pause for a beat of its own.
+func pause(every time.Duration, left map[string]time.Duration) time.Duration {
+	for _, lasts := range left {
+		every = min(every, lasts+lookAfter)
+	}
+	return every
 }
 
 // watch is what the beats have seen of the other replicas.
@@ -95,7 +108,8 @@ type watch struct {
 	group  sync.WaitGroup // losses being declared
 }
 
-func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Replica, w *watch) error {
+// beatOnce returns how long the leases of the others last.
+func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Replica, w *watch) (map[string]time.Duration, error) {
 	instances := make([]string, len(others))
 	for i, o := range others {
 		instances[i] = o.Instance
@@ -108,7 +122,7 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 	case errors.Is(err, store.ErrLeaseLost):
 		// Another incarnation of this instance has started; its ReplicaStarted fences this one.
 		r.log.Warn().Err(err).Msg("the lease is held by another incarnation")
-		return fmt.Errorf("%w: %q", ErrInstanceTaken, r.cfg.Instance)
+		return nil, fmt.Errorf("%w: %q", ErrInstanceTaken, r.cfg.Instance)
 	case err != nil:
 		if ctx.Err() == nil && r.healthy.Swap(0) != 0 {
 			kind, message := "unreachable", "the store does not answer"
@@ -118,7 +132,7 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 			r.log.Warn().Err(err).Msg(message)
 			r.metrics.Anomalies.With(kind).Inc()
 		}
-		return nil
+		return nil, nil
 	}
 	now := time.Now()
 	r.offset.Store(int64(b.Now.Sub(sent.Add(took / 2))))
@@ -145,10 +159,10 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 	r.beatPartitions(ctx, l)
 	// Only who has seen the store healthy for a whole lease may say that another one's silence is its own.
 	if now.Sub(time.Unix(0, r.healthy.Load())) < r.cfg.LeaseTTL {
-		return nil
+		return b.Left, nil
 	}
 	for _, o := range others {
-		if b.Alive[o.Instance] {
+		if _, alive := b.Left[o.Instance]; alive {
 			delete(w.absent, o.Incarnation)
 			continue
 		}
@@ -157,7 +171,7 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 			w.group.Go(func() { r.declareLost(ctx, o) })
 		}
 	}
-	return nil
+	return b.Left, nil
 }
 
 // declareLost appends the loss. It ends within the patience.
