@@ -40,6 +40,7 @@ type Limits struct {
 	Paths                    []string      `default:"/socket.io/,/v1/updates" help:"Paths on which clients connect."`
 	Origins                  []string      `help:"Origins that browsers may connect from, such as https://app.example.com; * is any. Default: only the server's own."`
 	MaxPayload               int           `default:"1000000" help:"Largest message of a client, in bytes."`
+	Deflate                  bool          `help:"Compress WebSocket messages where the client can (permessage-deflate): less traffic, more work for the processor."`
 	OutboxBytes              int           `default:"4194304" help:"Bytes that may wait for one client; one that reads more slowly is closed."`
 	OutboxMessages           int           `default:"10000" help:"Messages that may wait for one client."`
 	MaxConnections           int           `default:"0" help:"Connections that may be open; more get TOO_MANY_CONNECTIONS. 0 is any number."`
@@ -155,7 +156,7 @@ func (l Limits) check() error {
 
 func (l Limits) wire() transport.Options {
 	return transport.Options{
-		Paths: l.Paths, Origins: l.Origins, MaxPayload: l.MaxPayload, OutboxBytes: l.OutboxBytes,
+		Paths: l.Paths, Origins: l.Origins, MaxPayload: l.MaxPayload, Deflate: l.Deflate, OutboxBytes: l.OutboxBytes,
 		MaxConnections: l.MaxConnections, MaxPerAddress: l.MaxConnectionsPerAddress,
 		OutboxMessages: l.OutboxMessages, PingInterval: l.PingInterval, PingTimeout: l.PingTimeout,
 	}

@@ -161,3 +161,18 @@ scenario('binary in channels and rooms crosses replicas and transports byte for 
   assert.equal(await code('settings-set', { key: 'x', value: bytes(1, 1) }), 'BAD_REQUEST');
   assert.ok(s.connected);
 });
+
+scenario('with --deflate, what is large is compressed on the way to clients without options', async (x) => {
+  const { clients } = await x.alone({ replicas: 2, flags: { deflate: true } });
+  await clients.daemon(1, x.user, { echo: (p) => p });
+  const caller = await clients.caller(0, x.user, {}, { transports: undefined });
+  await waitFor('it has upgraded', () => transportOf(caller) === 'websocket');
+  const { ws } = caller.io.engine.transport;
+  assert.match(ws.extensions, /permessage-deflate/);
+  const before = ws._socket.bytesRead;
+  for (const params of ['small', 'again '.repeat(100_000), { list: [Buffer.alloc(200_000, 7), Buffer.from('x')] }]) {
+    assert.deepEqual((await call(caller, 'echo', params)).result, params);
+  }
+  assert.ok(ws._socket.bytesRead - before < 50_000, `${ws._socket.bytesRead - before} bytes came`);
+  assert.deepEqual(caller.ends, []);
+});

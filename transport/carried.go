@@ -29,15 +29,16 @@ const (
 // in the outbox.
 type carried struct {
 	net.Conn
-	c      *conn
-	probe  *probe // until the upgrade; of the reading goroutine
-	framed bool   // what is written are frames of the outbox's packets
+	c       *conn
+	probe   *probe // until the upgrade; of the reading goroutine
+	framed  bool   // what is written are frames of the outbox's packets
+	deflate bool   // the server compresses where the client can
 
 	// Of the reading goroutine.
 	raw    syscall.RawConn // nil: reads are the connection's own
 	fill   func(fd uintptr) bool
 	buffer *[readChunk]byte
-	left   []byte // of buffer, not yet read
+	left   []byte // not yet read of buffer or, without one, of what is given out before all that comes
 	err    error
 
 	// Of whoever writes; the WebSocket's lock is held.
@@ -84,8 +85,10 @@ func (t *carried) Read(p []byte) (int, error) {
 	t.left = t.left[n:]
 	if len(t.left) == 0 {
 		t.left = nil
-		readBuffers.Put(t.buffer)
-		t.buffer = nil
+		if t.buffer != nil {
+			readBuffers.Put(t.buffer)
+			t.buffer = nil
+		}
 	}
 	return n, nil
 }
@@ -142,7 +145,11 @@ func (t *carried) Write(b []byte) (int, error) {
 	}
 	buffer := gatherBuffers.Get().(*[gatherBytes]byte)
 	defer gatherBuffers.Put(buffer)
-	all, packets := t.c.out.gather(buffer[:0], b)
+	most := gatherBytes
+	if t.deflate {
+		most = deflateFrom - 1 // what is larger is to be compressed
+	}
+	all, packets := t.c.out.gather(buffer[:0], b, most)
 	if packets <= 1 {
 		return t.Conn.Write(b)
 	}

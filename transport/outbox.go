@@ -116,8 +116,8 @@ func (o *outbox) putFirst(packet []byte) {
 }
 
 // gather appends to dst the frame of the packet that is being written, and those of the packets behind it that
-// fit, and says how many they are.
-func (o *outbox) gather(dst, frame []byte) ([]byte, int) {
+// fit and are not longer than most, and says how many they are.
+func (o *outbox) gather(dst, frame []byte, most int) ([]byte, int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.handed == 0 || o.n == 1 || o.state == outboxStopped {
@@ -127,7 +127,7 @@ func (o *outbox) gather(dst, frame []byte) ([]byte, int) {
 	o.taken = 1
 	for o.taken < o.n {
 		next := &o.ring[o.at(o.taken)]
-		if len(dst)+maxFrameHeader+len(next.packet) > cap(dst) {
+		if len(next.packet) > most || len(dst)+maxFrameHeader+len(next.packet) > cap(dst) {
 			break
 		}
 		dst = appendFrame(dst, next.packet, next.binary)

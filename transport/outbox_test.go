@@ -134,14 +134,14 @@ func TestOutboxGather(t *testing.T) {
 	var dropped []int
 	put := func(i int) { o.put([]byte{'a' + byte(i)}, nil, func() { dropped = append(dropped, i) }) }
 	put(0)
-	if got, n := o.gather(nil, []byte("head")); n != 1 || len(got) != 0 {
+	if got, n := o.gather(nil, []byte("head"), 1); n != 1 || len(got) != 0 {
 		t.Fatalf("gathered %q, %d of one", got, n)
 	}
 	for i := range 5 {
 		put(i + 1)
 	}
 	const room = 4 + 4*3 + maxFrameHeader - 1
-	got, n := o.gather(make([]byte, 0, room), []byte("head"))
+	got, n := o.gather(make([]byte, 0, room), []byte("head"), room)
 	if want := "head\x81\x01b\x81\x01c\x81\x01d\x81\x01e"; n != 5 || string(got) != want {
 		t.Fatalf("gathered %q, %d, want %q", got, n, want)
 	}
@@ -150,7 +150,7 @@ func TestOutboxGather(t *testing.T) {
 		t.Fatal(packets, bytes, last)
 	}
 	put(6)
-	if got, n = o.gather(make([]byte, 0, room), []byte("\x81\x04ping")); n != 3 {
+	if got, n = o.gather(make([]byte, 0, room), []byte("\x81\x04ping"), room); n != 3 {
 		t.Fatalf("gathered %q, %d", got, n)
 	}
 	put(7)

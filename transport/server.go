@@ -38,6 +38,10 @@ type Options struct {
 	// MaxPayload bounds one message of a client, in bytes. Default 1,000,000.
 	MaxPayload int
 
+	// Deflate compresses the messages of WebSockets whose clients can, and lets them: permessage-deflate, without
+	// context from one message to the next. Off by default.
+	Deflate bool
+
 	// Origins that browsers may connect from, as "https://host:port"; "*" is any. None means the
 	// server's own host only. A request without Origin is always allowed.
 	Origins []string

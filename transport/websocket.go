@@ -57,24 +57,13 @@ func (s *Server) newMelody() *melody.Melody {
 			t.c.closed()
 		}
 	})
-	m.HandleMessage(func(ws *melody.Session, b []byte) {
-		t := carriedOf(ws)
-		if t.probe != nil {
-			t.probe.received(ws, b)
-			return
-		}
-		s.count(b)
-		t.c.received(b)
-	})
-	m.HandleMessageBinary(func(ws *melody.Session, b []byte) {
-		t := carriedOf(ws)
-		if t.probe != nil {
-			t.probe.violated(ws)
-			return
-		}
-		s.count(b)
-		t.c.receivedBinary(b)
-	})
+	m.HandleMessage(func(ws *melody.Session, b []byte) { s.message(ws, websocket.TextMessage, b) })
+	m.HandleMessageBinary(func(ws *melody.Session, b []byte) { s.message(ws, websocket.BinaryMessage, b) })
+	if s.opt.Deflate {
+		m.Upgrader.EnableCompression = true
+		m.Config.MaxMessageSize += int64(deflateSlack(s.opt.MaxPayload))
+		m.HandleMessage(func(ws *melody.Session, _ []byte) { s.readInflated(ws) })
+	}
 	sent := func(ws *melody.Session, _ []byte) { carriedOf(ws).c.sent() }
 	m.HandleSentMessage(sent)
 	m.HandleSentMessageBinary(sent)
@@ -84,6 +73,23 @@ func (s *Server) newMelody() *melody.Melody {
 		}
 	})
 	return m
+}
+
+// message handles a frame of a WebSocket, or all those of a message in parts.
+func (s *Server) message(ws *melody.Session, kind int, b []byte) {
+	t := carriedOf(ws)
+	switch binary := kind == websocket.BinaryMessage; {
+	case t.probe != nil && binary:
+		t.probe.violated(ws)
+	case t.probe != nil:
+		t.probe.received(ws, b)
+	case binary:
+		s.count(b)
+		t.c.receivedBinary(b)
+	default:
+		s.count(b)
+		t.c.received(b)
+	}
 }
 
 // writeWait is how long a write may take: a client that takes nothing has missed its ping by then.
@@ -138,6 +144,9 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h.release()
 	t := carry(tcp, h.c)
 	t.probe = h.probe
+	if t.deflate = h.c.srv.opt.Deflate; t.deflate {
+		t.left = pretext
+	}
 	return t, rw, nil
 }
 
@@ -158,6 +167,7 @@ type webSocket melody.Session
 func (w *webSocket) raw() *websocket.Conn { return (*melody.Session)(w).WebsocketConnection() }
 
 func (w *webSocket) carry(packet []byte, binary bool) error {
+	w.deflating(packet)
 	if binary {
 		return (*melody.Session)(w).WriteBinary(packet)
 	}
