@@ -32,7 +32,7 @@ type carried struct {
 	c       *conn
 	probe   *probe // until the upgrade; of the reading goroutine
 	framed  bool   // what is written are frames of the outbox's packets
-	deflate bool   // the server compresses where the client can
+	deflate bool   // packets may be compressed
 
 	// Of the reading goroutine.
 	raw    syscall.RawConn // nil: reads are the connection's own
@@ -43,7 +43,11 @@ type carried struct {
 
 	// Of whoever writes; the WebSocket's lock is held.
 	deadline time.Time
-	rest     int // bytes that are still to come of a frame written in parts
+	rest     int    // bytes that are still to come of a frame written in parts
+	holding  bool   // the frames of a compressed message that is not complete
+	held     []byte // those; bounded by the packet's size
+	heldPart bool   // what comes of rest is one of them
+	final    bool   // and of the last of them
 }
 
 var (
@@ -126,8 +130,10 @@ func (t *carried) SetWriteDeadline(at time.Time) error {
 }
 
 const (
-	textFrame      = 0x80 | 1 // final, not compressed
-	binaryFrame    = 0x80 | 2
+	finalFrame     = 0x80
+	controlFrame   = 8              // of the opcode's bits
+	textFrame      = finalFrame | 1 // not compressed
+	binaryFrame    = finalFrame | 2
 	maxFrameHeader = 10
 )
 
@@ -135,12 +141,20 @@ const (
 func (t *carried) Write(b []byte) (int, error) {
 	if t.rest > 0 {
 		t.rest -= len(b)
+		if t.heldPart {
+			return t.hold(b, t.final && t.rest == 0)
+		}
 		return t.Conn.Write(b)
 	}
 	if !t.framed {
 		return t.Conn.Write(b)
 	}
-	if t.rest = frameSize(b) - len(b); t.rest > 0 || b[0] != textFrame && b[0] != binaryFrame {
+	t.rest = frameSize(b) - len(b)
+	if t.heldPart = t.deflate && b[0]&controlFrame == 0 && (t.holding || b[0]&finalFrame == 0); t.heldPart {
+		t.holding, t.final = true, b[0]&finalFrame != 0
+		return t.hold(b, t.final && t.rest == 0)
+	}
+	if t.rest > 0 || b[0] != textFrame && b[0] != binaryFrame {
 		return t.Conn.Write(b)
 	}
 	buffer := gatherBuffers.Get().(*[gatherBytes]byte)

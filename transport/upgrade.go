@@ -52,6 +52,7 @@ func (s *Server) turnAway(w http.ResponseWriter, r *http.Request) {
 // opened comes before anything is read.
 func (pr *probe) opened(ws *melody.Session) {
 	pr.c.upgrade = nil
+	ws.WebsocketConnection().EnableWriteCompression(false) // what it is answered is short
 	pr.timer = time.AfterFunc(pr.c.srv.upgradeTimeout, func() { ws.WebsocketConnection().Close() })
 	pr.p.mu.Lock()
 	defer pr.p.mu.Unlock()

@@ -105,7 +105,7 @@ func (s *Server) openWebSocket(w http.ResponseWriter, r *http.Request, c *conn, 
 		unavailable(w)
 		return
 	}
-	h := &hijacker{ResponseWriter: w, c: c, probe: pr, done: make(chan struct{})}
+	h := &hijacker{ResponseWriter: w, c: c, probe: pr, deflate: s.agree(r), done: make(chan struct{})}
 	c.upgrade = h
 	go s.carry(h, r, c)
 	<-h.done
@@ -129,10 +129,11 @@ func (s *Server) carry(w http.ResponseWriter, r *http.Request, c *conn) {
 // hijacker tells when the connection has been taken from the HTTP server.
 type hijacker struct {
 	http.ResponseWriter
-	c     *conn
-	probe *probe
-	once  sync.Once
-	done  chan struct{}
+	c       *conn
+	probe   *probe
+	deflate bool
+	once    sync.Once
+	done    chan struct{}
 }
 
 // Hijack is called by the upgrader, which does not use the ResponseWriter afterwards.
@@ -144,7 +145,8 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h.release()
 	t := carry(tcp, h.c)
 	t.probe = h.probe
-	if t.deflate = h.c.srv.opt.Deflate; t.deflate {
+	t.deflate = h.deflate
+	if h.c.srv.opt.Deflate {
 		t.left = pretext
 	}
 	return t, rw, nil
