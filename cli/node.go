@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -65,10 +67,22 @@ func newNode(cfg nodeConfig) (*node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on --listen %s: %w", cfg.Listen, err)
 	}
+	cfg.Advertise = withPort(cfg.Advertise, l.Addr())
 	if cfg.TLS != nil {
 		l = cfg.TLS.over(l)
 	}
 	return &node{cfg: cfg, listener: l}, nil
+}
+
+// withPort is the URL with the port that was chosen, if it leaves that open with port 0.
+func withPort(advertise string, at net.Addr) string {
+	u, err := url.Parse(advertise)
+	tcp, ok := at.(*net.TCPAddr)
+	if err != nil || !ok || u.Port() != "0" {
+		return advertise
+	}
+	u.Host = net.JoinHostPort(u.Hostname(), strconv.Itoa(tcp.Port))
+	return u.String()
 }
 
 // URL is where clients of this machine reach the node.
