@@ -162,6 +162,39 @@ scenario('binary in channels and rooms crosses replicas and transports byte for 
   assert.ok(s.connected);
 });
 
+scenario('more attachments than a message may have are refused with a code, and the connection goes on', async (x) => {
+  const buffers = (n) => Array.from({ length: n }, (_, i) => Buffer.from([i & 255, 1]));
+  const channel = fresh('many');
+  const room = fresh('many');
+  await x.daemon(2, x.user, { echo: (p) => p, many: (n) => buffers(n) });
+  for (const transports of [['websocket'], ['polling'], undefined]) {
+    const c = await x.caller(0, x.user, {}, { transports });
+    const got = [];
+    for (const event of ['c', 'r']) c.on(event, (data) => got.push(data.length));
+    noFailure([await ask(c, 'channel-subscribe', { channel }), await ask(c, 'room-join', { room, role: 'member' })]);
+    for (const n of [11, 99, 300]) {
+      const data = buffers(n);
+      for (const [event, body] of [
+        ['channel-publish', { channel, event: 'c', data }], ['room-emit', { room, event: 'r', data }],
+        ['rpc-call', { method: 'echo', params: data }], ['settings-set', { key: 'k', value: data }],
+      ]) {
+        const { ok, code, error } = await ask(c, event, body);
+        assert.deepEqual([ok, code, error], [false, 'TOO_LARGE', 'A message may have 10 attachments at most'], event);
+      }
+      c.emit('channel-publish', { channel, event: 'c', data }); // nobody asks what became of it
+    }
+    const refused = await call(c, 'many', 11);
+    assert.equal(refused.result.code, 'TOO_LARGE', JSON.stringify(refused));
+    assert.deepEqual((await call(c, 'many', 10)).result, buffers(10));
+    assert.deepEqual((await call(c, 'echo', buffers(10))).result, buffers(10));
+    noFailure([await ask(c, 'channel-publish', { channel, event: 'c', data: buffers(10) }), await ask(c, 'room-emit', { room, event: 'r', data: buffers(10) })]);
+    await waitFor('both messages', () => got.length === 2);
+    assert.deepEqual(got, [10, 10]);
+    clean([c]);
+    await ask(c, 'room-leave', { room });
+  }
+});
+
 scenario('with --deflate, what is large is compressed on the way to clients without options', async (x) => {
   const { clients } = await x.alone({ replicas: 2, flags: { deflate: true } });
   await clients.daemon(1, x.user, { echo: (p) => p });

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"fmt"
+
 	"holdfast/projections"
 	"holdfast/replica"
 )
@@ -13,6 +15,9 @@ const mixedVersions = "Not possible before every replica runs the newer version 
 // binaryRefused is what older builds take for the answer of a handler that answers with binary, and what they are
 // told.
 const binaryRefused = `{"ok":false,"error":"Binary is not supported","code":"BAD_REQUEST"}`
+
+// tooManyAttachments: whoever they would be for could not read them.
+var tooManyAttachments = fmt.Sprintf("A message may have %d attachments at most", replica.MaxAttachments)
 
 // takesBinary reports whether a replica reads payloads with attachments.
 func (r *Relay) takesBinary(instance string) bool {

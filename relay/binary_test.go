@@ -48,6 +48,41 @@ func TestBinaryCallsAcrossReplicas(t *testing.T) {
 	})
 }
 
+// What has more attachments than clients read goes to nobody.
+func TestTooManyAttachments(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		ten := replica.Payload{JSON: []byte("1"), Attachments: make([][]byte, replica.MaxAttachments)}
+		more := replica.Payload{JSON: []byte("1"), Attachments: make([][]byte, replica.MaxAttachments+1)}
+		daemon := at.connect("daemon", "")
+		daemon.register("m", false)
+		caller := from.connect("caller", "")
+		caller.call(Request{Method: "m", Params: more}).wants(commands.CodeTooLarge, "")
+		daemon.noRequest()
+		for _, answer := range []replica.Payload{more, ten} {
+			call := caller.call(Request{Method: "m", Params: ten})
+			daemon.n.relay.Answer(daemon.session, uint64(daemon.request().ack), answer)
+			if got := call.outcome().Ack; (len(got.Attachments) == len(answer.Attachments)) != (len(answer.Attachments) == len(ten.Attachments)) ||
+				bytes.Contains(got.JSON, []byte("TOO_LARGE")) != (len(answer.Attachments) > len(ten.Attachments)) {
+				t.Errorf("%d attachments: %+v", len(answer.Attachments), got)
+			}
+		}
+		subscriber := at.come("subscriber", "", "")
+		subscriber.subscribe("c")
+		published := make(chan error, 2)
+		for _, data := range []replica.Payload{more, ten} {
+			from.relay.Channels().Publish(Publication{Channel: "c", Event: "e", Data: data}, func(_ string, err error) { published <- err })
+		}
+		var refusal *commands.Refusal
+		if err := <-published; !errors.As(err, &refusal) || refusal.Code != commands.CodeTooLarge {
+			t.Error(err)
+		}
+		if err := <-published; err != nil {
+			t.Error(err)
+		}
+		subscriber.gets("1")
+	})
+}
+
 // While a replica of an older build lives, it gets nothing that it would misread.
 func TestBinaryWithAnOlderReplica(t *testing.T) {
 	w := newWorld(t, 1)

@@ -124,6 +124,11 @@ func ackID(slot int, count uint32, record bool) uint32 {
 // Call runs a call and tells done its outcome, once; done must not block. When the caller's connection ends
 // before, done is not told.
 func (r *Relay) Call(s *replica.Session, req Request, done func(Outcome)) {
+	if len(req.Params.Attachments) > replica.MaxAttachments {
+		r.observe(commands.CodeTooLarge, 0)
+		done(failure(commands.CodeTooLarge, tooManyAttachments))
+		return
+	}
 	c := &call{
 		started: time.Now(), caller: s, done: done, id: req.ID,
 		method: projections.MethodID{User: s.User, Method: req.Method},

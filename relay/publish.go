@@ -52,6 +52,10 @@ func (c *Channels) Publish(m Publication, done func(offset string, err error)) {
 		done("", &commands.Refusal{Code: commands.CodeTooLarge, Text: fmt.Sprintf("A message may have %d bytes at most, with its attachments", c.cfg.MaxMessage)})
 		return
 	}
+	if len(m.Data.Attachments) > replica.MaxAttachments {
+		done("", &commands.Refusal{Code: commands.CodeTooLarge, Text: tooManyAttachments})
+		return
+	}
 	p := c.parts[store.PartitionOf(m.Channel, len(c.parts))]
 	msg := message(m)
 	item := publishing{

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"holdfast/commands"
 	"holdfast/events"
 	"holdfast/projections"
 	"holdfast/replica"
@@ -315,7 +316,10 @@ func (r *Relay) Answer(s *replica.Session, id uint64, answer replica.Payload) {
 	}
 	number := uint32(id)
 	s.Handed.Remove(number)
-	if answer.JSON == nil {
+	switch {
+	case len(answer.Attachments) > replica.MaxAttachments:
+		answer = failure(commands.CodeTooLarge, tooManyAttachments).Ack
+	case answer.JSON == nil:
 		answer.JSON = []byte("null")
 	}
 	result := answer.Pack()

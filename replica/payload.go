@@ -21,6 +21,9 @@ func (p Payload) Size() int {
 	return n
 }
 
+// MaxAttachments is how many a payload may have: stock clients take no more.
+const MaxAttachments = 10
+
 // packed begins a packed payload with attachments. No JSON does.
 const packed = 0x00
 
@@ -54,7 +57,7 @@ func Unpack(b []byte) (Payload, error) {
 		return Payload{JSON: b}, nil
 	}
 	count, used := binary.Uvarint(b[1:])
-	if used <= 0 || count > uint64(len(b)) {
+	if used <= 0 || count > MaxAttachments {
 		return Payload{}, errPayload
 	}
 	rest := b[1+used:]

@@ -24,6 +24,19 @@ func TestPayload(t *testing.T) {
 	}
 }
 
+func TestUnpackRefuses(t *testing.T) {
+	for name, b := range map[string][]byte{
+		"more attachments than there may be": Payload{JSON: []byte("[]"), Attachments: make([][]byte, MaxAttachments+1)}.Pack(),
+		"no number":                          {0},
+		"a number without end":               {0, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1},
+		"an attachment that is cut off":      {0, 1, 5, 1, 2},
+	} {
+		if p, err := Unpack(b); err == nil {
+			t.Errorf("%s: %q", name, p)
+		}
+	}
+}
+
 func FuzzUnpack(f *testing.F) {
 	f.Add([]byte(`{}`))
 	f.Add(Payload{JSON: []byte("[]"), Attachments: [][]byte{{1, 2}, {}}}.Pack())

@@ -1,10 +1,18 @@
 package transport
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"holdfast/transport/socketio"
 )
 
 const placeholders = `{"_placeholder":true,"num":0},{"_placeholder":true,"num":1}`
@@ -96,6 +104,96 @@ func TestLargeBinaryIsRefused(t *testing.T) {
 	}
 	c.send(`423["e",1]`)
 	c.want(`433[1]`)
+}
+
+// placeholdersOf are so many placeholders.
+func placeholdersOf(n int) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = fmt.Sprintf(`{"_placeholder":true,"num":%d}`, i)
+	}
+	return strings.Join(all, ",")
+}
+
+const manyAttachments = `{"ok":false,"error":"A message may have 10 attachments at most","code":"TOO_LARGE"}`
+
+// A packet with more attachments than there may be is read to its end and refused, and the connection goes on.
+func TestTooManyAttachmentsAreRefused(t *testing.T) {
+	app := newTestApp()
+	var handled atomic.Int64
+	app.event = func(_ *Socket, _ string, args []json.RawMessage, attachments [][]byte, ack Ack) {
+		handled.Add(1)
+		ack.ReplyBinary(attachments, args[0])
+	}
+	acks := make(chan string, 1)
+	app.ack = func(_ *Socket, id uint64, args []json.RawMessage, attachments [][]byte) {
+		acks <- fmt.Sprintf("%d %s %d", id, args, len(attachments))
+	}
+	srv, url := start(t, Options{MaxPayload: 2000, OutboxBytes: 20_000, OutboxMessages: 100, PingInterval: 50 * time.Millisecond}, app)
+	part := strings.Repeat("x", 1500) // a few of them are more than may be kept
+	many := func(id string, n int) []string {
+		return append([]string{fmt.Sprintf(`45%d-%s["e",[%s]]`, n, id, placeholdersOf(min(n, 20)))}, slices.Repeat([]string{part}, n)...)
+	}
+
+	c := join(t, url)
+	for _, packet := range [][]string{many("1", 11), many("", 11), many("", 1000), many("2", 1000)} {
+		c.send(packet[0])
+		for _, a := range packet[1:] {
+			c.sendBinary(a)
+		}
+	}
+	c.send(`4611-5[` + placeholdersOf(11) + `]`)
+	for range 11 {
+		c.sendBinary("x")
+	}
+	c.send(`4510-3["e",[` + placeholdersOf(10) + `]]`)
+	for range 10 {
+		c.sendBinary("x")
+	}
+	c.wantUnpinged(append([]string{`431[` + manyAttachments + `]`, `432[` + manyAttachments + `]`, `4610-3[[` + placeholdersOf(10) + `]]`},
+		slices.Repeat([]string{"x"}, 10)...)...)
+	if got := recv(t, acks); got != "5 ["+manyAttachments+"] 0" {
+		t.Error(got)
+	}
+	if n := handled.Load(); n != 1 {
+		t.Errorf("%d events were handled", n)
+	}
+	if n := srv.Stats().Refused["too-many-attachments"]; n != 5 {
+		t.Errorf("%d were counted", n)
+	}
+	c.send(`4511-["e"]`, `42["e"]`)
+	c.wantClose(websocket.CloseProtocolError)
+
+	c = join(t, url)
+	c.send(`4510001-["e"]`)
+	c.wantClose(websocket.CloseProtocolError)
+}
+
+func TestTooManyAttachmentsOverPolling(t *testing.T) {
+	_, url := start(t, Options{}, newTestApp())
+	p := pollJoined(t, url)
+	for _, n := range []int{11, socketio.MaxAnnounced} {
+		p.post(append([]string{fmt.Sprintf(`45%d-1["e"]`, n)}, slices.Repeat([]string{"bAQID"}, n-1)...)...)
+		p.post("bAQID", `452-2["e",`+placeholders+`]`, "bAQID", "b") // it may come in several bodies
+		p.want(`431[`+manyAttachments+`]`, `462-2[`+placeholders+`]`, "bAQID", "b")
+	}
+	p.wants(p.do(context.Background(), "POST", `4510001-1["e"]`), 400, badRequest)
+	p.wantUnknown()
+}
+
+// wantUnpinged is want, between pings.
+func (c *raw) wantUnpinged(frames ...string) {
+	c.t.Helper()
+	for _, f := range frames {
+		got := c.read()
+		for got == "2" {
+			c.send("3")
+			got = c.read()
+		}
+		if got != f {
+			c.t.Fatalf("got %q, want %q", got, f)
+		}
+	}
 }
 
 func TestNamespaces(t *testing.T) {

@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
+	"holdfast/replica"
 	"holdfast/transport/socketio"
 )
 
@@ -21,15 +23,40 @@ type client struct {
 	due       *assembly                  // the packet whose attachments are coming; nil mostly
 }
 
-// assembly is a packet with the attachments that have come so far. Together they may have OutboxBytes: more
-// could not be handed to anybody. What is larger is read to its end, forgotten, and refused.
+// assembly is a packet with the attachments that have come so far. They may be MaxAttachments, and together with the
+// packet have OutboxBytes: more could not be handed to anybody. What is more is read to its end, at most MaxAnnounced
+// frames, without being kept, and refused.
 type assembly struct {
-	packet socketio.Packet
-	sock   *Socket
-	parts  [][]byte
-	came   int
-	size   int
+	packet  socketio.Packet
+	sock    *Socket
+	parts   [][]byte
+	came    int
+	size    int
+	refusal refusal
 }
+
+// refusal says why a packet is not passed on.
+type refusal uint8
+
+const (
+	refusedNot refusal = iota
+	refusedLarge
+	refusedAttachments
+	refusals
+)
+
+// refusalNames are the metric's, refusalTexts what the client is told.
+var (
+	refusalNames = [refusals]string{refusedLarge: "too-large", refusedAttachments: "too-many-attachments"}
+	refusalTexts = [refusals]string{
+		refusedLarge: `{"ok":false,"error":"The message is too large","code":"TOO_LARGE"}`,
+		refusedAttachments: `{"ok":false,"error":"A message may have ` + strconv.Itoa(socketio.MaxAttachments) +
+			` attachments at most","code":"TOO_LARGE"}`,
+	}
+)
+
+// Replicas exchange no more attachments than clients do.
+var _ [socketio.MaxAttachments]struct{} = [replica.MaxAttachments]struct{}{}
 
 // Violations of the protocol that need more than one packet to see.
 var (
@@ -39,8 +66,6 @@ var (
 	errNoAttachment = errors.New("socket.io: text while attachments are due")
 	errPending      = errors.New("too much sent before admission")
 )
-
-var tooLarge = []byte(`{"ok":false,"error":"The message is too large","code":"TOO_LARGE"}`)
 
 func newClient(c *conn) *client {
 	cl := &client{c: c}
@@ -84,6 +109,9 @@ func (cl *client) text(data []byte) {
 	case socketio.BinaryEvent, socketio.BinaryAck:
 		if p.Attachments > 0 {
 			cl.due = &assembly{packet: p, sock: sock, size: len(p.Data)}
+			if p.Attachments > socketio.MaxAttachments {
+				cl.due.refuse(refusedAttachments)
+			}
 			return
 		}
 		fallthrough
@@ -171,37 +199,45 @@ func (cl *client) binary(data []byte) {
 		return
 	}
 	a.came++
-	a.size += len(data)
-	if a.size <= cl.c.srv.opt.OutboxBytes {
-		a.parts = append(a.parts, data)
-	} else {
-		a.parts = nil
+	if a.refusal == refusedNot {
+		if a.size += len(data); a.size > cl.c.srv.opt.OutboxBytes {
+			a.refuse(refusedLarge)
+		} else {
+			a.parts = append(a.parts, data)
+		}
 	}
 	if a.came < a.packet.Attachments {
 		return
 	}
 	cl.due = nil
-	if err := socketio.CheckPlaceholders(a.packet.Data, a.packet.Attachments); err != nil {
-		cl.c.violated(err)
+	if a.refusal != refusedNot {
+		cl.refused(a)
 		return
 	}
-	if a.size > cl.c.srv.opt.OutboxBytes {
-		cl.refuseLarge(a)
+	if err := socketio.CheckPlaceholders(a.packet.Data, a.packet.Attachments); err != nil {
+		cl.c.violated(err)
 		return
 	}
 	cl.deliver(a.sock, a.packet, a.parts, a.size)
 }
 
-// refuseLarge answers a packet that was not kept. An answer to a request of ours becomes a failure, because one
+// refuse keeps nothing of the packet but what its answer needs.
+func (a *assembly) refuse(why refusal) {
+	a.refusal, a.parts, a.packet.Data = why, nil, nil
+}
+
+// refused answers a packet that was not kept. An answer to a request of ours becomes a failure, because one
 // that never comes would hold up whoever waits for it.
-func (cl *client) refuseLarge(a *assembly) {
+func (cl *client) refused(a *assembly) {
+	cl.c.srv.refused[a.refusal].Add(1)
+	text := []byte(refusalTexts[a.refusal])
 	switch {
 	case a.packet.Type == socketio.BinaryAck:
-		a.sock.deliver(call{kind: callAck, id: a.packet.ID, args: []json.RawMessage{tooLarge}})
+		a.sock.deliver(call{kind: callAck, id: a.packet.ID, args: []json.RawMessage{text}})
 	case a.packet.HasID:
-		Ack{&pendingAck{s: a.sock, id: a.packet.ID}}.Reply(tooLarge)
+		Ack{&pendingAck{s: a.sock, id: a.packet.ID}}.Reply(text)
 	default:
-		cl.c.srv.log.Debug().Str("conn", cl.c.id).Msg("an event was too large, and is dropped")
+		cl.c.srv.log.Debug().Str("conn", cl.c.id).Str("why", refusalNames[a.refusal]).Msg("an event is dropped")
 	}
 }
 

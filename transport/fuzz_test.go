@@ -3,6 +3,7 @@ package transport
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"holdfast/transport/socketio"
@@ -15,7 +16,7 @@ func FuzzSession(f *testing.F) {
 	for _, body := range []string{
 		`421["e",1]`, "3\x1e41", "1", `452-["e",{"_placeholder":true,"num":1},{"_placeholder":true,"num":0}]` + "\x1ebAQID\x1eb",
 		`451-7["e",{"_placeholder":true,"num":0}]` + "\x1ebAQID" + "\x1e" + `461-3[{"_placeholder":true,"num":0}]` + "\x1ebAA==",
-		"bAQID", `451-["e",{"_placeholder":true,"num":3}]` + "\x1ebAQID", "40\x1e40", "40/a", `450-["e"]`, "2", "6", "5", "\x1e", `42["disconnect"]`,
+		"bAQID", `451-["e",{"_placeholder":true,"num":3}]` + "\x1ebAQID", "40\x1e40", "40/a", `450-["e"]`, `4511-1["e"]` + strings.Repeat("\x1eb", 11) + "\x1e" + `42["e"]`, `4512-["e"]` + "\x1eb", "2", "6", "5", "\x1e", `42["disconnect"]`,
 	} {
 		f.Add([]byte(body))
 	}

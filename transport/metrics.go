@@ -94,6 +94,7 @@ var (
 	descUpgraded      = desc("connections_upgraded_total", "Connections that went from long-polling to a WebSocket.")
 	descForwarded     = desc("requests_forwarded_total", "Requests handed to the replica that has their session.")
 	descOverflows     = desc("outbox_overflows_total", "Clients cut off because they read too slowly.")
+	descRefused       = desc("messages_refused_total", "Messages of clients that were dropped before they were handled, by why.", "why")
 	descMessages      = desc("messages_total", "Messages from (in) and to (out) clients.", "direction")
 	descBytes         = desc("message_bytes_total", "Their bytes.", "direction")
 	descReady         = desc("ready", "1 when this replica is caught up and able to append.")
@@ -153,6 +154,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		count(descClosed, n, string(reason))
 	}
 	count(descOverflows, st.OutboxOverflows)
+	for why, n := range st.Refused {
+		count(descRefused, n, why)
+	}
 	count(descMessages, st.MessagesIn, "in")
 	count(descMessages, st.MessagesOut, "out")
 	count(descBytes, st.BytesIn, "in")

@@ -115,6 +115,7 @@ type Server struct {
 	upgraded, forwarded     atomic.Uint64
 	messagesIn, messagesOut atomic.Uint64
 	bytesIn, bytesOut       atomic.Uint64
+	refused                 [refusals]atomic.Uint64
 }
 
 // NewServer makes a server that reports to app.
@@ -424,6 +425,7 @@ type Stats struct {
 	Forwarded               uint64 // requests handed to other replicas
 	Closed                  map[Reason]uint64
 	OutboxOverflows         uint64
+	Refused                 map[string]uint64 // messages of clients that were too large, by why
 	MessagesIn, MessagesOut uint64
 	BytesIn, BytesOut       uint64
 }
@@ -439,6 +441,10 @@ func (s *Server) Stats() Stats {
 		MessagesOut:     s.messagesOut.Load(),
 		BytesIn:         s.bytesIn.Load(),
 		BytesOut:        s.bytesOut.Load(),
+	}
+	st.Refused = make(map[string]uint64, len(s.refused))
+	for why := range s.refused[1:] {
+		st.Refused[refusalNames[why+1]] = s.refused[why+1].Load()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

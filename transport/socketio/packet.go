@@ -40,9 +40,12 @@ func (t Type) String() string {
 const (
 	// MaxID is the largest ack id: the largest integer that every client counts exactly.
 	MaxID = 1 << 53
-	// MaxAttachments is how many binary frames may follow a packet. The stock parser has the
-	// same limit.
+	// MaxAttachments is how many attachments a packet may have. The stock parser has the same limit, but stock
+	// clients send more.
 	MaxAttachments = 10
+	// MaxAnnounced is how many binary frames may follow a packet. One with more than MaxAttachments is decoded, so
+	// that its reader can count them off, refuse it and go on.
+	MaxAnnounced = 10_000
 )
 
 // Packet is one Socket.IO packet without its attachments.
@@ -52,7 +55,7 @@ type Packet struct {
 	ID          uint64 // of the ack that is wanted or given
 	HasID       bool
 	Data        json.RawMessage // valid JSON of the shape that the type asks for, or nil
-	Attachments int             // of the binary types only
+	Attachments int             // of the binary types only; at most MaxAnnounced
 }
 
 // Errors of Decode and DecodeFromClient. Each ends the connection.
@@ -179,11 +182,11 @@ func (p Packet) check() error {
 // cutAttachments reads `N-`.
 func cutAttachments(b []byte) (int, []byte, error) {
 	i := digits(b)
-	if i == 0 || i > 2 || i == len(b) || b[i] != '-' {
+	if i == 0 || i > len("10000") || i == len(b) || b[i] != '-' {
 		return 0, nil, ErrAttachments
 	}
 	n, err := strconv.Atoi(string(b[:i]))
-	if err != nil || n > MaxAttachments {
+	if err != nil || n > MaxAnnounced {
 		return 0, nil, ErrAttachments
 	}
 	return n, b[i+1:], nil
