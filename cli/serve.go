@@ -27,6 +27,7 @@ type ServeCmd struct {
 	TokenKey   string `placeholder:"KEY" help:"Secret that verifies the clients' HS256 tokens (auth.token). Required unless --insecure."`
 	TLSCert    string `name:"tls-cert" env:"HOLDFAST_TLS_CERT" placeholder:"FILE" help:"Certificate chain to serve HTTPS with, PEM. Read again when it changes."`
 	TLSKey     string `name:"tls-key" env:"HOLDFAST_TLS_KEY" placeholder:"FILE" help:"Private key of --tls-cert, PEM."`
+	TLSCA      string `name:"tls-ca" env:"HOLDFAST_TLS_CA" placeholder:"FILE" help:"Certificates, PEM, by which those of other replicas are verified where --advertise is https://, beside the system's. Read again when it changes."`
 	ClusterKey string `placeholder:"KEY" help:"Secret by which replicas know each other when they hand requests on, the same for all. Default: one that they keep in Redis."`
 	Limits
 	Drain       time.Duration `default:"3s" help:"At SIGTERM, how long clients may take to reconnect elsewhere before they are closed."`
@@ -184,6 +185,13 @@ func (c *ServeCmd) Run(ctx context.Context, out *output) error {
 		if cert, err = loadCertificate(c.TLSCert, c.TLSKey, log); err != nil {
 			return err
 		}
+	}
+	if c.TLSCA != "" {
+		others, err := loadAuthorities(c.TLSCA, log)
+		if err != nil {
+			return err
+		}
+		wire.ClusterTLS = others.config
 	}
 	n, err := newNode(nodeConfig{
 		Instance: c.Instance, Advertise: c.advertise(), Listen: c.Listen,

@@ -2,68 +2,93 @@ package cli
 
 import (
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
 )
 
-// certEvery is how often the files of the certificate are looked at, when clients come.
+// certEvery is how often files of certificates are looked at, when somebody comes.
 const certEvery = time.Second
 
-// certificate is read from two files, and again when they change.
-type certificate struct {
-	cert, key string
-	log       zerolog.Logger
-
-	mu      sync.Mutex
-	loaded  *tls.Certificate
-	changed [2]time.Time // of the files that were read
-	looked  time.Time
+// files tells when files have changed.
+type files struct {
+	names  []string
+	read   []time.Time // when they had changed, as they were read
+	looked time.Time
 }
 
-// loadCertificate fails when the files hold none; a later change that holds none is logged, and changes nothing.
-func loadCertificate(cert, key string, log zerolog.Logger) (*certificate, error) {
-	c := &certificate{cert: cert, key: key, log: log}
-	if err := c.load(); err != nil {
-		return nil, usageError{fmt.Sprintf("--tls-cert %s and --tls-key %s: %v", cert, key, err)}
-	}
-	return c, nil
-}
-
-func (c *certificate) load() error {
-	changed := c.times()
-	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
-	if err != nil {
-		return err
-	}
-	c.loaded, c.changed = &pair, changed
-	return nil
-}
-
-func (c *certificate) times() (at [2]time.Time) {
-	for i, file := range []string{c.cert, c.key} {
-		if info, err := os.Stat(file); err == nil {
+func (f *files) changes() []time.Time {
+	at := make([]time.Time, len(f.names))
+	for i, name := range f.names {
+		if info, err := os.Stat(name); err == nil {
 			at[i] = info.ModTime()
 		}
 	}
 	return at
 }
 
+// load calls read, and keeps what the files were like if it succeeds.
+func (f *files) load(read func() error) error {
+	changes := f.changes() // before, so that a change meanwhile is seen later
+	err := read()
+	if err == nil {
+		f.read = changes
+	}
+	return err
+}
+
+// due looks whether they have changed since, once in certEvery.
+func (f *files) due() bool {
+	if time.Since(f.looked) <= certEvery {
+		return false
+	}
+	f.looked = time.Now()
+	return !slices.Equal(f.changes(), f.read)
+}
+
+// certificate is read from two files, and again when they change.
+type certificate struct {
+	cert, key string
+	log       zerolog.Logger
+
+	mu     sync.Mutex
+	loaded *tls.Certificate
+	files  files
+}
+
+// loadCertificate fails when the files hold none; a later change that holds none is logged, and changes nothing.
+func loadCertificate(cert, key string, log zerolog.Logger) (*certificate, error) {
+	c := &certificate{cert: cert, key: key, log: log, files: files{names: []string{cert, key}}}
+	if err := c.files.load(c.load); err != nil {
+		return nil, usageError{fmt.Sprintf("--tls-cert %s and --tls-key %s: %v", cert, key, err)}
+	}
+	return c, nil
+}
+
+func (c *certificate) load() error {
+	pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+	if err != nil {
+		return err
+	}
+	c.loaded = &pair
+	return nil
+}
+
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.looked) > certEvery {
-		c.looked = time.Now()
-		if c.times() != c.changed {
-			if err := c.load(); err != nil {
-				c.log.Error().Err(err).Msg("the changed certificate (--tls-cert, --tls-key) cannot be read; the former one stays")
-			} else {
-				c.log.Info().Msg("the certificate was read again")
-			}
+	if c.files.due() {
+		if err := c.files.load(c.load); err != nil {
+			c.log.Error().Err(err).Msg("the changed certificate (--tls-cert, --tls-key) cannot be read; the former one stays")
+		} else {
+			c.log.Info().Msg("the certificate was read again")
 		}
 	}
 	return c.loaded, nil
@@ -72,4 +97,54 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 // over makes connections of the listener TLS. HTTP/1.1 only: a WebSocket wants it.
 func (c *certificate) over(l net.Listener) net.Listener {
 	return tls.NewListener(l, &tls.Config{GetCertificate: c.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
+}
+
+// authorities are the certificates by which those of other replicas are verified, beside the system's. They are read
+// from a file, and again when it changes.
+type authorities struct {
+	file string
+	log  zerolog.Logger
+
+	mu    sync.Mutex
+	roots *x509.CertPool
+	files files
+}
+
+// loadAuthorities fails when the file holds none; a later change that holds none is logged, and changes nothing.
+func loadAuthorities(file string, log zerolog.Logger) (*authorities, error) {
+	a := &authorities{file: file, log: log, files: files{names: []string{file}}}
+	if err := a.files.load(a.load); err != nil {
+		return nil, usageError{fmt.Sprintf("--tls-ca %s: %v", file, err)}
+	}
+	return a, nil
+}
+
+func (a *authorities) load() error {
+	text, err := os.ReadFile(a.file)
+	if err != nil {
+		return err
+	}
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		roots = x509.NewCertPool() // there are no others, as in an empty image
+	}
+	if !roots.AppendCertsFromPEM(text) {
+		return errors.New("there is no certificate in it, in PEM form")
+	}
+	a.roots = roots
+	return nil
+}
+
+// config is for a connection to another replica.
+func (a *authorities) config() *tls.Config {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.files.due() {
+		if err := a.files.load(a.load); err != nil {
+			a.log.Error().Err(err).Msg("the changed certificates (--tls-ca) cannot be read; the former ones stay")
+		} else {
+			a.log.Info().Msg("the certificates of --tls-ca were read again")
+		}
+	}
+	return &tls.Config{RootCAs: a.roots, MinVersion: tls.VersionTLS12}
 }

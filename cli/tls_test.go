@@ -75,7 +75,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	serial := func() int64 {
 		t.Helper()
 		c.mu.Lock()
-		c.looked = time.Time{} // certEvery has passed
+		c.files.looked = time.Time{} // certEvery has passed
 		c.mu.Unlock()
 		conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true})
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -21,7 +22,9 @@ const (
 	dialTimeout = 2 * time.Second
 	// maxForwards bounds the requests and WebSockets that a replica hands on at a time. More are refused with 503.
 	maxForwards = 20_000
-	// chunk is how much of a WebSocket's bytes is handed on at a time.
+	// warnEvery is how often a failure that stays is logged.
+	warnEvery = 5 * time.Second
+	// forwardChunk is how much of a WebSocket's bytes is handed on at a time.
 	forwardChunk = 8 << 10
 )
 
@@ -44,8 +47,9 @@ type forwarder struct {
 	slots chan struct{}
 	proxy *httputil.ReverseProxy
 
-	mu   sync.Mutex
-	open map[net.Conn]struct{} // the clients' connections of WebSockets that are handed on
+	mu     sync.Mutex
+	open   map[net.Conn]struct{} // the clients' connections of WebSockets that are handed on
+	warned time.Time
 }
 
 type forwardTo struct{}
@@ -63,19 +67,34 @@ func newForwarder(s *Server) *forwarder {
 		BufferPool:    forwardBuffers{},
 		Transport: &http.Transport{
 			DialContext:         (&net.Dialer{Timeout: dialTimeout}).DialContext,
-			MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute, TLSHandshakeTimeout: dialTimeout,
+			DialTLSContext:      f.dialTLS,
+			MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute,
 			// A GET is answered by a ping at the latest.
 			ResponseHeaderTimeout: s.opt.PingInterval + s.opt.PingTimeout + bodyTimeout,
 			DisableCompression:    true,
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			s.log.Debug().Err(err).Msg("a request could not be handed to the replica of its session")
+			f.failed(err)
 			if r.Context().Err() == nil {
 				refuse(w, engineio.SessionUnknown)
 			}
 		},
 	}
 	return f
+}
+
+// failed logs why a request could not be handed on. A replica that is gone is nothing special; a certificate that is not
+// trusted stays so until somebody sees to it.
+func (f *forwarder) failed(err error) {
+	event := f.srv.log.Debug()
+	if distrusted := new(tls.CertificateVerificationError); errors.As(err, &distrusted) {
+		f.mu.Lock()
+		if time.Since(f.warned) >= warnEvery {
+			f.warned, event = time.Now(), f.srv.log.Warn()
+		}
+		f.mu.Unlock()
+	}
+	event.Err(err).Msg("a request could not be handed to the replica of its session")
 }
 
 type forwardBuffers struct{}
@@ -125,7 +144,7 @@ func (f *forwarder) webSocket(w http.ResponseWriter, r *http.Request, to *url.UR
 	}()
 	there, res, err := f.ask(r, to)
 	if err != nil {
-		f.srv.log.Debug().Err(err).Msg("an upgrade could not be handed to the replica of its session")
+		f.failed(err)
 		refuse(w, engineio.SessionUnknown)
 		return
 	}
@@ -171,9 +190,19 @@ func writeAll(c net.Conn, b []byte) bool {
 	return err == nil
 }
 
+// dialTLS bounds dialing and the handshake together.
+func (f *forwarder) dialTLS(ctx context.Context, network, address string) (net.Conn, error) {
+	dialer := &tls.Dialer{}
+	if f.srv.opt.ClusterTLS != nil {
+		dialer.Config = f.srv.opt.ClusterTLS()
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return dialer.DialContext(ctx, network, address)
+}
+
 // ask sends the request on and reads the answer to it.
 func (f *forwarder) ask(r *http.Request, to *url.URL) (net.Conn, *http.Response, error) {
-	dialer := &net.Dialer{Timeout: dialTimeout}
 	address := to.Host
 	if to.Port() == "" {
 		address = net.JoinHostPort(to.Hostname(), map[string]string{"http": "80", "https": "443"}[to.Scheme])
@@ -181,9 +210,9 @@ func (f *forwarder) ask(r *http.Request, to *url.URL) (net.Conn, *http.Response,
 	var there net.Conn
 	var err error
 	if to.Scheme == "https" {
-		there, err = tls.DialWithDialer(dialer, "tcp", address, nil)
+		there, err = f.dialTLS(r.Context(), "tcp", address)
 	} else {
-		there, err = dialer.DialContext(r.Context(), "tcp", address)
+		there, err = (&net.Dialer{Timeout: dialTimeout}).DialContext(r.Context(), "tcp", address)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -238,12 +267,12 @@ func (f *forwarder) join(here, there net.Conn) {
 	defer func() { <-f.slots }()
 	ended := make(chan struct{})
 	go func() {
-		carryBytes(here, there)
+		carryBytes(here, there, bodyTimeout)
 		here.Close()
 		there.Close()
 		close(ended)
 	}()
-	carryBytes(there, here)
+	carryBytes(there, here, bodyTimeout)
 	here.Close()
 	there.Close()
 	<-ended
@@ -262,21 +291,31 @@ func (f *forwarder) close() {
 	f.proxy.Transport.(*http.Transport).CloseIdleConnections()
 }
 
-// carryBytes copies until an end. A buffer is held only while something is in it: most of these connections are
-// idle most of the time.
-func carryBytes(dst, src net.Conn) {
+// carryBytes copies until an end, or until dst has taken nothing for so long: whoever is behind it may be gone without a
+// word. A buffer is held only while something is in it, as far as the system tells when there is something: most of
+// these connections are idle most of the time.
+func carryBytes(dst, src net.Conn, patience time.Duration) {
+	write := func(b []byte) error {
+		_ = dst.SetWriteDeadline(time.Now().Add(patience))
+		_, err := dst.Write(b)
+		return err
+	}
 	var raw syscall.RawConn
 	if tcp, ok := src.(syscall.Conn); ok {
 		raw, _ = tcp.SyscallConn()
 	}
 	if raw == nil {
-		_, _ = io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, forwardChunk/4))
-		return
+		buffer := make([]byte, forwardChunk/4)
+		for {
+			n, err := src.Read(buffer)
+			if n > 0 && write(buffer[:n]) != nil || err != nil {
+				return
+			}
+		}
 	}
 	in := carried{raw: raw}
 	for raw.Read(in.receive) == nil && in.err == nil {
-		_ = dst.SetWriteDeadline(time.Now().Add(bodyTimeout))
-		_, err := dst.Write(in.left)
+		err := write(in.left)
 		readBuffers.Put(in.buffer)
 		in.buffer, in.left = nil, nil
 		if err != nil {

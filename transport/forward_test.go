@@ -1,7 +1,13 @@
 package transport
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -10,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+	"github.com/rs/zerolog"
 )
 
 // pair is two servers that know each other; requests may go to either.
@@ -18,6 +25,7 @@ type pair struct {
 	servers [2]*Server
 	urls    [2]string
 	webs    [2]*httptest.Server
+	inner   [2]*httptest.Server // where the other server reaches it
 }
 
 // twin is the Cluster of server i.
@@ -33,7 +41,7 @@ func (c *twin) Locate(sid string) string {
 	if other := "t" + string(rune('1'-c.i)); c.gone.Load() || !strings.HasPrefix(sid, other) {
 		return ""
 	}
-	return c.p.webs[1-c.i].URL
+	return c.p.inner[1-c.i].URL
 }
 
 func (c *twin) Sign(r *http.Request) bool {
@@ -50,6 +58,10 @@ func startPair(t *testing.T, o Options) *pair {
 		o.Cluster = &twin{p: p, i: i}
 		p.servers[i] = NewServer(o, p.app)
 		p.webs[i] = httptest.NewServer(p.servers[i])
+		if p.inner[i] = p.webs[i]; o.ClusterTLS != nil {
+			p.inner[i] = httptest.NewTLSServer(p.servers[i])
+			p.inner[i].Config.ErrorLog = log.New(io.Discard, "", 0) // who does not trust it says so
+		}
 		p.urls[i] = wsURL(p.webs[i].URL)
 	}
 	t.Cleanup(func() {
@@ -60,8 +72,9 @@ func startPair(t *testing.T, o Options) *pair {
 				t.Error("close:", err)
 			}
 		}
-		for _, w := range p.webs {
-			w.Close()
+		for i := range p.webs {
+			p.webs[i].Close()
+			p.inner[i].Close()
 		}
 	})
 	return p
@@ -74,8 +87,71 @@ func (p *poller) at(url string) *poller {
 	return q
 }
 
-func TestForward(t *testing.T) {
-	pair := startPair(t, Options{Origins: []string{"https://a.example"}})
+func TestForward(t *testing.T) { testForward(t, Options{}) }
+
+func TestForwardOverTLS(t *testing.T) {
+	roots := x509.NewCertPool()
+	web := httptest.NewTLSServer(nil)
+	roots.AddCert(web.Certificate()) // all such servers have the same
+	web.Close()
+	testForward(t, Options{ClusterTLS: func() *tls.Config { return &tls.Config{RootCAs: roots} }})
+}
+
+// A replica whose certificate is not trusted is as good as gone, and the log says so.
+func TestForwardDistrusts(t *testing.T) {
+	var logged bytes.Buffer
+	pair := startPair(t, Options{ClusterTLS: func() *tls.Config { return nil }, Log: zerolog.New(&logged).Level(zerolog.WarnLevel)})
+	p := pollJoined(t, pair.urls[0])
+	q := p.at(pair.urls[1])
+	for range 3 {
+		q.wantUnknown()
+		if _, res, err := websocket.DefaultDialer.Dial(pair.urls[1]+"&sid="+p.sid, nil); err == nil || res == nil || res.StatusCode != 400 {
+			t.Error(res, err)
+		}
+	}
+	if n := strings.Count(logged.String(), "certificate"); n == 0 || strings.Count(logged.String(), "\n") != 1 {
+		t.Error(logged.String())
+	}
+	p.post(`421["a"]`)
+	p.want(`431[]`)
+}
+
+// Who takes nothing any more is given up, whatever the connections are made of.
+func TestCarriedBytesAreNotWaitedForLong(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	system, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer system.Close()
+	other, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := other.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	piped, from := net.Pipe()
+	go from.Write([]byte("x")) //nolint:errcheck // it is closed
+	defer from.Close()
+	for _, src := range []net.Conn{system, piped} {
+		dst, nobody := net.Pipe()
+		done := make(chan struct{})
+		go func() { carryBytes(dst, src, 10*time.Millisecond); close(done) }()
+		recv(t, done)
+		dst.Close()
+		nobody.Close()
+	}
+}
+
+func testForward(t *testing.T, o Options) {
+	o.Origins = []string{"https://a.example"}
+	pair := startPair(t, o)
 	p := pollJoined(t, pair.urls[0])
 	s := recv(t, pair.app.joined)
 	q := p.at(pair.urls[1])

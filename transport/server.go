@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"maps"
 	"net/http"
@@ -28,6 +29,10 @@ type Options struct {
 
 	// Cluster tells where the sessions of other replicas are. Nil: there is no other replica.
 	Cluster Cluster
+
+	// ClusterTLS is asked for each connection to another replica by https, and not changed. Nil: the system's roots
+	// are trusted.
+	ClusterTLS func() *tls.Config
 
 	// Namespaces that clients may join; others are refused. Default "/".
 	Namespaces []string
