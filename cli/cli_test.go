@@ -54,6 +54,8 @@ func TestWrongSettingsEndAtOnceAndSayWhatToDo(t *testing.T) {
 		{[]string{"serve", "--redis", redis, "--insecure", "--log-level", "loud"}, []string{"--log-level"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--durability", "maybe"}, []string{"--durability", "replicated"}},
 		{[]string{"serve", "--redis", redis, "--insecure", "--admin-listen", "6060"}, []string{"--admin-listen"}},
+		{[]string{"serve", "--redis", redis, "--insecure", "--tls-cert", "cert.pem"}, []string{"--tls-cert", "--tls-key"}},
+		{[]string{"serve", "--redis", redis, "--insecure", "--tls-ca", "nothing.pem"}, []string{"--tls-ca"}},
 		{[]string{"migrate", "status"}, []string{"--redis", "HOLDFAST_REDIS"}},
 		{[]string{"migrate", "up", "--redis", redis, "--wait", "0s"}, []string{"--wait"}},
 		{[]string{"serve", "--nonsense"}, []string{"--nonsense"}},

@@ -14,44 +14,37 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// certEvery is how often files of certificates are looked at, when somebody comes.
+// certEvery is how often the files of the certificate are looked at, when clients come.
 const certEvery = time.Second
 
-// files tells when files have changed.
+// files tells when files have changed since they were read.
 type files struct {
-	names  []string
-	read   []time.Time // when they had changed, as they were read
-	looked time.Time
+	names []string
+	read  []version // as they were before that
 }
 
-func (f *files) changes() []time.Time {
-	at := make([]time.Time, len(f.names))
+type version struct {
+	at   time.Time
+	size int64
+}
+
+func (f *files) versions() []version {
+	all := make([]version, len(f.names))
 	for i, name := range f.names {
 		if info, err := os.Stat(name); err == nil {
-			at[i] = info.ModTime()
+			all[i] = version{info.ModTime(), info.Size()}
 		}
 	}
-	return at
+	return all
 }
 
-// load calls read, and keeps what the files were like if it succeeds.
+// load calls read. What is not complete then, and fails, is read again when it changes.
 func (f *files) load(read func() error) error {
-	changes := f.changes() // before, so that a change meanwhile is seen later
-	err := read()
-	if err == nil {
-		f.read = changes
-	}
-	return err
+	f.read = f.versions()
+	return read()
 }
 
-// due looks whether they have changed since, once in certEvery.
-func (f *files) due() bool {
-	if time.Since(f.looked) <= certEvery {
-		return false
-	}
-	f.looked = time.Now()
-	return !slices.Equal(f.changes(), f.read)
-}
+func (f *files) changed() bool { return !slices.Equal(f.versions(), f.read) }
 
 // certificate is read from two files, and again when they change.
 type certificate struct {
@@ -61,6 +54,7 @@ type certificate struct {
 	mu     sync.Mutex
 	loaded *tls.Certificate
 	files  files
+	looked time.Time
 }
 
 // loadCertificate fails when the files hold none; a later change that holds none is logged, and changes nothing.
@@ -84,7 +78,11 @@ func (c *certificate) load() error {
 func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.files.due() {
+	if time.Since(c.looked) <= certEvery {
+		return c.loaded, nil
+	}
+	c.looked = time.Now()
+	if c.files.changed() {
 		if err := c.files.load(c.load); err != nil {
 			c.log.Error().Err(err).Msg("the changed certificate (--tls-cert, --tls-key) cannot be read; the former one stays")
 		} else {
@@ -135,11 +133,11 @@ func (a *authorities) load() error {
 	return nil
 }
 
-// config is for a connection to another replica.
+// config is for a connection to another replica. There are few: they are kept.
 func (a *authorities) config() *tls.Config {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.files.due() {
+	if a.files.changed() {
 		if err := a.files.load(a.load); err != nil {
 			a.log.Error().Err(err).Msg("the changed certificates (--tls-ca) cannot be read; the former ones stay")
 		} else {

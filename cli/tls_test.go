@@ -75,7 +75,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	serial := func() int64 {
 		t.Helper()
 		c.mu.Lock()
-		c.files.looked = time.Time{} // certEvery has passed
+		c.looked = time.Time{} // certEvery has passed
 		c.mu.Unlock()
 		conn, err := tls.Dial("tcp", l.Addr().String(), &tls.Config{InsecureSkipVerify: true})
 		if err != nil {
@@ -96,5 +96,56 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	}
 	if n := serial(); n != 2 {
 		t.Fatal("a damaged file put the certificate out of use", n)
+	}
+}
+
+func TestAuthoritiesAreReadAgain(t *testing.T) {
+	dir := t.TempDir()
+	file, key := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "key.pem")
+	for _, text := range []string{"", "damaged"} {
+		if text != "" {
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := loadAuthorities(file, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "--tls-ca "+file) {
+			t.Fatal(err)
+		}
+	}
+	begin := time.Now().Add(-time.Hour)
+	write := func(serial int64) *x509.Certificate {
+		writeCertificate(t, file, key, serial, begin.Add(time.Duration(serial)*time.Minute))
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		block, _ := pem.Decode(text)
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	one := write(1)
+	a, err := loadAuthorities(file, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusts := func(c *x509.Certificate) bool {
+		_, err := c.Verify(x509.VerifyOptions{Roots: a.config().RootCAs, DNSName: "localhost"})
+		return err == nil
+	}
+	if !trusts(one) {
+		t.Error("the first is not trusted")
+	}
+	two := write(2)
+	if trusts(one) || !trusts(two) {
+		t.Error("the second does not take the place of the first")
+	}
+	if err := os.WriteFile(file, []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !trusts(two) {
+		t.Error("a damaged file put the certificates out of use")
 	}
 }

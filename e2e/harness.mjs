@@ -7,6 +7,7 @@ import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
 import { closeSync, existsSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, statSync } from 'node:fs';
 import http from 'node:http';
+import https from 'node:https';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
@@ -188,7 +189,8 @@ export class Redis extends Process {
 // get resolves with {status, body}; status 0 when nobody answered.
 export const get = (url, within = 2000) => new Promise((done) => {
   const none = () => done({ status: 0, body: '' });
-  const request = http.get(url, { agent: false, timeout: within }, (response) => {
+  const { get } = url.startsWith('https:') ? https : http;
+  const request = get(url, { agent: false, timeout: within, rejectUnauthorized: false }, (response) => {
     let body = '';
     response.setEncoding('utf8').on('data', (chunk) => { body += chunk; }).on('end', () => done({ status: response.statusCode, body })).on('error', none);
   });
@@ -231,7 +233,7 @@ export class Cluster {
   // replica makes one more process of this cluster, not started.
   async replica(instance, flags = {}) {
     const port = await freePort();
-    const url = `http://127.0.0.1:${port}`;
+    const url = `${this.flags['tls-cert'] ? 'https' : 'http'}://127.0.0.1:${port}`;
     const all = { redis: this.redis.url, namespace: this.namespace, listen: `127.0.0.1:${port}`, advertise: url, instance, 'log-format': 'json', ...this.flags, ...flags };
     for (const name of Object.keys(all)) if (all[name] === false) delete all[name];
     const replica = new Replica(instance, await binary(), ['serve', ...asArgs(all)], { env: this.env });
@@ -251,6 +253,35 @@ export class Cluster {
     await Promise.all(this.replicas.map((r) => r.kill()));
     if (this.ownsRedis) await this.redis?.kill();
   }
+}
+
+// balancer gives connections to replicas in turn, and passes over those that do not answer. It knows nothing of what
+// is said over them, TLS included.
+export async function balancer(urls) {
+  const ports = urls.map((u) => Number(new URL(u).port));
+  const open = new Set();
+  let next = 0;
+  const server = net.createServer((client) => {
+    open.add(client);
+    client.on('close', () => open.delete(client)).on('error', () => {});
+    const attempt = (left) => {
+      const target = net.connect(ports[next++ % ports.length], '127.0.0.1');
+      let connected = false;
+      target.on('connect', () => {
+        connected = true;
+        client.pipe(target).pipe(client);
+        client.on('close', () => target.destroy());
+      });
+      target.on('error', () => { if (connected || !left || client.destroyed) client.destroy(); else attempt(left - 1); });
+      target.on('close', () => { if (connected) client.destroy(); });
+    };
+    attempt(ports.length - 1);
+  });
+  await new Promise((done) => server.listen(0, '127.0.0.1', done));
+  return {
+    url: `${new URL(urls[0]).protocol}//127.0.0.1:${server.address().port}`,
+    close() { server.close(); for (const c of open) c.destroy(); },
+  };
 }
 
 // --- clients ----------------------------------------------------------------------

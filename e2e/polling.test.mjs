@@ -1,39 +1,10 @@
 // The whole wire as a newcomer meets it: clients without options, behind a balancer that knows nothing of
 // sessions and gives every TCP connection to the next replica.
 import assert from 'node:assert/strict';
-import net from 'node:net';
-import { ask, call, drop, fresh, LONG, noFailure, online, sleep, suite, waitFor } from './harness.mjs';
+import { ask, balancer, call, drop, fresh, LONG, noFailure, online, sleep, suite, waitFor } from './harness.mjs';
 
 const { scenario } = suite({ replicas: 3 });
 const many = LONG ? 200 : 60;
-
-// balancer takes replicas in turn, and passes over those that do not answer.
-async function balancer(urls) {
-  const ports = urls.map((u) => Number(new URL(u).port));
-  const open = new Set();
-  let next = 0;
-  const server = net.createServer((client) => {
-    open.add(client);
-    client.on('close', () => open.delete(client)).on('error', () => {});
-    const attempt = (left) => {
-      const target = net.connect(ports[next++ % ports.length], '127.0.0.1');
-      let connected = false;
-      target.on('connect', () => {
-        connected = true;
-        client.pipe(target).pipe(client);
-        client.on('close', () => target.destroy());
-      });
-      target.on('error', () => { if (connected || !left || client.destroyed) client.destroy(); else attempt(left - 1); });
-      target.on('close', () => { if (connected) client.destroy(); });
-    };
-    attempt(ports.length - 1);
-  });
-  await new Promise((done) => server.listen(0, '127.0.0.1', done));
-  return {
-    url: `http://127.0.0.1:${server.address().port}`,
-    close() { server.close(); for (const c of open) c.destroy(); },
-  };
-}
 
 // clients connect through the balancer, with these options and otherwise the client's own.
 async function behind(x, options, count = many) {
