@@ -231,6 +231,28 @@ func TestForwardRefusals(t *testing.T) {
 	}
 }
 
+// What is too much to be handed on at a time is turned away, and goes when there is room again.
+func TestForwardBound(t *testing.T) {
+	pair := startPair(t, Options{})
+	p := pollJoined(t, pair.urls[0])
+	q := p.at(pair.urls[1])
+	slots := pair.servers[1].forward.slots
+	for range cap(slots) {
+		slots <- struct{}{}
+	}
+	if r := q.do(context.Background(), "POST", `421["a"]`); r.status != 503 || r.header.Get("Retry-After") == "" {
+		t.Errorf("%+v", r)
+	}
+	if _, res, err := websocket.DefaultDialer.Dial(pair.urls[1]+"&sid="+p.sid, nil); err == nil || res == nil || res.StatusCode != 503 {
+		t.Error(res, err)
+	}
+	for range cap(slots) {
+		<-slots
+	}
+	q.post(`422["a"]`)
+	q.want(`432[]`)
+}
+
 // A client that leaves while its GET waits elsewhere ends its session there.
 func TestForwardedPollAborted(t *testing.T) {
 	pair := startPair(t, Options{})

@@ -39,9 +39,11 @@ type Neighbours struct {
 	rep   *replica.Replica
 	fixed []byte // --cluster-key
 
+	reading sync.Mutex // held while the store is asked; taken before mu
+
 	mu     sync.Mutex
-	shared []byte // from the store; nil until it is needed
-	read   time.Time
+	shared []byte    // from the store; nil until it is needed
+	read   time.Time // when it was asked, whatever came of it
 }
 
 // NewNeighbours makes the Neighbours of a replica. Without a key they share one that is kept in the store.
@@ -107,21 +109,34 @@ func seal(key []byte, r *http.Request, at string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// key is the secret; again asks the store even if it is known.
+// key is the secret; again asks the store even if it is known. Who comes meanwhile waits for that answer and no other.
 func (n *Neighbours) key(again bool) []byte {
 	if len(n.fixed) > 0 {
 		return n.fixed
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.shared != nil && !again || time.Since(n.read) < secretEvery {
-		return n.shared
+	if key, ok := n.known(again); ok {
+		return key
 	}
-	n.read = time.Now()
+	n.reading.Lock()
+	defer n.reading.Unlock()
+	if key, ok := n.known(again); ok {
+		return key
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), secretPatience)
 	defer cancel()
-	if secret, err := n.rep.Store().Secret(ctx, rand.Text()); err == nil {
+	secret, err := n.rep.Store().Secret(ctx, rand.Text())
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.read = time.Now()
+	if err == nil {
 		n.shared = []byte(secret)
 	}
 	return n.shared
+}
+
+// known is the secret as far as it is known; false: the store is to be asked.
+func (n *Neighbours) known(again bool) ([]byte, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.shared, n.shared != nil && !again || time.Since(n.read) < secretEvery
 }
