@@ -141,8 +141,8 @@ func writeBench(r benchReport, asJSON, failOnError bool) error {
 type BenchFanoutCmd struct {
 	URL         []string      `name:"url" required:"" placeholder:"URL" help:"Server to connect to. Repeat it: the subscribers connect to them in turn, the publishers to the last."`
 	Path        string        `default:"/socket.io/" help:"Path of the Socket.IO endpoint."`
-	User        string        `default:"bench" help:"User of all clients, sent as auth.user; for servers that run insecure."`
-	Token       string        `env:"HOLDFAST_BENCH_TOKEN" help:"JWT of all clients, sent as auth.token."`
+	User        string        `default:"bench-" help:"Each client is a user of its own: this and a number, sent as auth.user; for servers that run insecure."`
+	Token       string        `env:"HOLDFAST_BENCH_TOKEN" help:"JWT of all clients, sent as auth.token. They are then all peers of one user and hear of each other: thousands cost much of what is measured."`
 	Mode        string        `default:"channel" enum:"channel,room" help:"By which events, ${enum}: channel-subscribe and channel-publish, or room-join and room-emit, which other servers have too."`
 	Channels    int           `default:"1" help:"Channels, or rooms."`
 	Subscribers int           `short:"n" default:"100" help:"Subscribers of each channel, besides its publishers."`

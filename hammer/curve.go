@@ -40,6 +40,17 @@ func (c *curve) points() []CurvePoint {
 	return list
 }
 
+// until is all that was recorded from the accident to a moment after it, as whole steps.
+func (c *curve) until(after time.Duration) Latency {
+	var sum Histogram
+	for i := range c {
+		if time.Duration(i)*curveStep <= after {
+			sum.add(&c[i])
+		}
+	}
+	return latencyOf(&sum)
+}
+
 func writeCurve(text *strings.Builder, points []CurvePoint) {
 	for len(points) > 0 && points[len(points)-1].Latency.Max < calm {
 		points = points[:len(points)-1]

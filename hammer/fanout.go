@@ -20,7 +20,8 @@ import (
 type FanoutOptions struct {
 	URLs        []string // subscribers connect to them in turn, publishers to the last
 	Path        string   // "/socket.io/" if empty
-	User, Token string
+	User        string // each client is a user of its own: this and a number
+	Token       string // sent as auth.token if set; then all are the token's user
 	Mode        string // "channel": channel-subscribe and channel-publish; "room": room-join and room-emit
 	Channels    int
 	Subscribers int // of each channel, its publishers besides
@@ -58,6 +59,7 @@ type FanoutReport struct {
 	Recovered       uint64            `json:"recovered"`
 	Fresh           uint64            `json:"notRecovered"`
 	Back            Latency           `json:"backMs"`          // from the kill to the end of a client's recovery
+	Meanwhile       Latency           `json:"meanwhileMs"`     // as Latency, from the kill to the last one's return
 	OwnDelay        Latency           `json:"ownDelayMs"`      // how late this process was with what was due
 	Curve           []CurvePoint      `json:"curve,omitempty"` // as Latency, from the kill on
 	ErrorsByCode    map[string]uint64 `json:"errorsByCode"`
@@ -90,6 +92,7 @@ type fanout struct {
 type fanSubscriber struct {
 	f       *fanout
 	client  *Client
+	user    string
 	channel int
 	last    []int64 // by publisher, of this channel
 	own     *fanPublisher
@@ -178,7 +181,7 @@ func (f *fanout) connect(ctx context.Context) error {
 	errs := make(chan error, total)
 	var group sync.WaitGroup
 	for i := range total {
-		s := &fanSubscriber{f: f, channel: i % f.o.Channels, last: make([]int64, f.o.Publishers)}
+		s := &fanSubscriber{f: f, user: f.o.User + strconv.Itoa(i), channel: i % f.o.Channels, last: make([]int64, f.o.Publishers)}
 		base := f.o.URLs[(i/f.o.Channels)%len(f.o.URLs)]
 		if i < f.o.Publishers {
 			s.own, s.channel, base = f.pubs[i], f.pubs[i].channel, f.o.URLs[len(f.o.URLs)-1]
@@ -203,7 +206,7 @@ func (f *fanout) connect(ctx context.Context) error {
 
 func (s *fanSubscriber) join(ctx context.Context, base, run string) error {
 	f := s.f
-	auth := map[string]string{"user": f.o.User}
+	auth := map[string]string{"user": s.user}
 	if f.o.Token != "" {
 		auth["token"] = f.o.Token
 	}
@@ -386,6 +389,7 @@ func (f *fanout) report(took time.Duration, got uint64) FanoutReport {
 		Deliveries: got, PerSecond: float64(got) / took.Seconds(), Latency: latencyOf(&f.latency),
 		Duplicates: f.duplicates.Load(), OrderViolations: f.disorder.Load(), Lost: f.lost.Load(),
 		Recovered: f.recovered.Load(), Fresh: f.notRecovered.Load(), Back: latencyOf(&f.back),
+		Meanwhile: f.curve.until(f.back.Max()),
 		OwnDelay: latencyOf(&f.own), Curve: f.curve.points(), ErrorsByCode: f.errors,
 	}
 	for i := range f.sent {
@@ -447,6 +451,7 @@ func (r FanoutReport) WriteText(w io.Writer) error {
 	if r.Lost > 0 {
 		fmt.Fprintf(&text, "%d connections lost, %d recovered, %d not; back after p50 %.0f ms, p95 %.0f ms, p99 %.0f ms, max %.0f ms\n",
 			r.Lost, r.Recovered, r.Fresh, r.Back.P50, r.Back.P95, r.Back.P99, r.Back.Max)
+		fmt.Fprintf(&text, "the others meanwhile: p50 %.2f ms, p95 %.2f ms, p99 %.2f ms, max %.2f ms\n", r.Meanwhile.P50, r.Meanwhile.P95, r.Meanwhile.P99, r.Meanwhile.Max)
 		writeCurve(&text, r.Curve)
 	}
 	text.WriteString(failureLines("fanout", r.ErrorsByCode))

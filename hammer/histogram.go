@@ -39,6 +39,17 @@ func (h *Histogram) Record(d time.Duration) {
 	}
 }
 
+// add counts what another one has counted.
+func (h *Histogram) add(o *Histogram) {
+	for i := range o.counts {
+		if n := o.counts[i].Load(); n > 0 {
+			h.counts[i].Add(n)
+		}
+	}
+	h.total.Add(o.total.Load())
+	h.max.Store(max(h.max.Load(), o.max.Load()))
+}
+
 // Count is the number of recorded durations.
 func (h *Histogram) Count() uint64 { return h.total.Load() }
 

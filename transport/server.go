@@ -105,7 +105,8 @@ type Server struct {
 	finishTimeout  time.Duration
 	upgradeTimeout time.Duration
 
-	forward *forwarder // nil without a Cluster
+	opening chan struct{} // has a place for each session that is being opened
+	forward *forwarder    // nil without a Cluster
 	wg      sync.WaitGroup
 
 	mu       sync.Mutex
@@ -135,6 +136,7 @@ func NewServer(o Options, app App) *Server {
 		of:             map[string]int{},
 		partings:       map[string]struct{}{},
 		closed:         map[Reason]uint64{},
+		opening:        make(chan struct{}, maxOpening),
 	}
 	for _, p := range s.opt.Paths {
 		s.paths = append(s.paths, strings.TrimSuffix(p, "/"))
@@ -206,6 +208,11 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request, q url.Values) {
 		}
 		c.id = tag + c.id
 	}
+	if !s.waitToOpen(r.Context()) {
+		unavailable(w)
+		return
+	}
+	defer s.doneOpening()
 	if q.Get("transport") == websocketTransport {
 		s.openWebSocket(w, r, c, nil)
 	} else {

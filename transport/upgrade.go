@@ -34,6 +34,12 @@ func (s *Server) move(w http.ResponseWriter, r *http.Request, c *conn) {
 		s.turnAway(w, r)
 		return
 	}
+	if !s.waitToOpen(r.Context()) {
+		pr.closed()
+		unavailable(w)
+		return
+	}
+	defer s.doneOpening()
 	s.openWebSocket(w, r, c, pr)
 }
 
@@ -51,7 +57,9 @@ func (s *Server) turnAway(w http.ResponseWriter, r *http.Request) {
 
 // opened comes before anything is read.
 func (pr *probe) opened(ws *melody.Session) {
+	h := pr.c.upgrade
 	pr.c.upgrade = nil
+	defer h.release()
 	ws.WebsocketConnection().EnableWriteCompression(false) // what it is answered is short
 	pr.timer = time.AfterFunc(pr.c.srv.upgradeTimeout, func() { ws.WebsocketConnection().Close() })
 	pr.p.mu.Lock()

@@ -31,7 +31,9 @@ func (s *Server) newMelody() *melody.Melody {
 		ReadBufferSize:  128,     // held by every idle connection; the smallest that there is
 		WriteBufferSize: 4 << 10, // shared; a larger message is two writes
 		WriteBufferPool: &sync.Pool{},
-		CheckOrigin:     func(*http.Request) bool { return true }, // checked before
+		// Of the answer, which a client that has just come has room for.
+		HandshakeTimeout: cutTimeout,
+		CheckOrigin:      func(*http.Request) bool { return true }, // checked before
 		Error: func(w http.ResponseWriter, _ *http.Request, _ int, _ error) {
 			refuse(w, engineio.BadRequest)
 		},
@@ -95,8 +97,8 @@ func (s *Server) message(ws *melody.Session, kind int, b []byte) {
 // writeWait is how long a write may take: a client that takes nothing has missed its ping by then.
 func (s *Server) writeWait() time.Duration { return s.opt.PingInterval + 2*s.opt.PingTimeout }
 
-// openWebSocket upgrades the request. It returns as soon as the connection is the WebSocket's, so that the HTTP
-// server's buffers and goroutine are not held for its life. The probe is nil but for the upgrade of a session.
+// openWebSocket upgrades the request. It returns as soon as the WebSocket is open, so that the HTTP server's buffers and
+// goroutine are not held for its life. The probe is nil but for the upgrade of a session.
 func (s *Server) openWebSocket(w http.ResponseWriter, r *http.Request, c *conn, pr *probe) {
 	if !s.enter() {
 		if pr != nil {
@@ -126,7 +128,7 @@ func (s *Server) carry(w http.ResponseWriter, r *http.Request, c *conn) {
 	}
 }
 
-// hijacker tells when the connection has been taken from the HTTP server.
+// hijacker takes the connection from the HTTP server, and tells when the WebSocket is open.
 type hijacker struct {
 	http.ResponseWriter
 	c       *conn
@@ -142,7 +144,6 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	h.release()
 	t := carry(tcp, h.c)
 	t.probe = h.probe
 	t.deflate = h.deflate
@@ -156,11 +157,13 @@ func (h *hijacker) release() { h.once.Do(func() { close(h.done) }) }
 
 // opened starts a session on an upgraded WebSocket, before anything is read from it.
 func (c *conn) opened(ws *melody.Session) {
+	h := c.upgrade
 	c.upgrade = nil
 	carriedOf(ws).framed = true
 	c.begin((*webSocket)(ws))
 	c.send(c.handshake(), nil, nil)
 	c.srv.register(c)
+	h.release()
 }
 
 // webSocket is a session's wire when it is one.
