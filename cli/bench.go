@@ -20,7 +20,7 @@ var ErrBenchErrors = errors.New("bench: there were errors, see the report")
 type BenchCmd struct {
 	RPC     BenchRPCCmd     `cmd:"" name:"rpc" help:"Measure RPC calls between clients of one or more servers: calls per second and latency."`
 	Fanout  BenchFanoutCmd  `cmd:"" name:"fanout" help:"Publish to many subscribers: deliveries per second, latency, and what was lost, doubled or out of order."`
-	Connect BenchConnectCmd `cmd:"" name:"connect" help:"Open many idle connections: connections per second and the server's memory for each."`
+	Connect BenchConnectCmd `cmd:"" name:"connect" help:"Open many idle connections: connections per second, the server's memory for each, and how they come back after all broke at once."`
 	Rooms   BenchRoomsCmd   `cmd:"" name:"rooms" help:"Let many peers join rooms: joins per second, latency, conflicts, and who hears of it. With --hold also how long rooms are without an owner that was killed meanwhile."`
 }
 
@@ -66,18 +66,23 @@ type BenchConnectCmd struct {
 	Connections int           `short:"n" default:"1000" help:"Connections to open. More than about 28,000 to one address need more local ports than most systems give."`
 	Rate        float64       `default:"500" help:"Connections per second at most. 0: as fast as the server admits them."`
 	Parallel    int           `default:"64" help:"Connections that may be in the making at one time."`
+	Channel     bool          `help:"Each connection subscribes a channel of its own and gets one message there, so that it has something to recover. The last look at the memory is after that."`
+	Mode        string        `default:"channel" enum:"channel,room" help:"With --channel, by which events, ${enum}: channel-subscribe and channel-publish, or room-join and room-emit, which other servers have too."`
 	Hold        time.Duration `default:"10s" help:"Time to keep them open, idle, before the last look at the memory."`
 	PID         int           `name:"pid" placeholder:"PID" help:"Process id of the server, if it runs on this machine: its resident memory is read before and after. Linux only."`
+	Storm       bool          `help:"After the hold, break all connections at once, without a farewell, and let the clients come back with what they have for recovery, each to the next URL. With --channel a message is published to each channel meanwhile, except in rooms."`
+	KillPID     int           `name:"kill-pid" placeholder:"PID" help:"A storm, too: kill this process, the server of the first URL. Its clients come back to the others."`
+	Delay       time.Duration `name:"reconnect-delay" default:"1s" help:"How long a client waits before it comes back, varied by half, and twice that after each failure up to 5s. The default is what stock clients do; the report's times hold it."`
 	JSON        bool          `name:"json" help:"Write the report as JSON."`
-	FailOnError bool          `help:"Exit with code 1 if any connection failed or was lost."`
+	FailOnError bool          `help:"Exit with code 1 if any connection failed or was lost, or a client did not come back with its session and its messages."`
 }
 
 // Run connects, holds, and writes the report to standard output.
 func (c *BenchConnectCmd) Run(ctx context.Context) error {
 	report, err := hammer.RunConnect(ctx, hammer.ConnectOptions{
 		URLs: c.URL, Path: c.Path, User: c.User, Token: c.Token,
-		Connections: c.Connections, Rate: c.Rate, Parallel: c.Parallel, Hold: c.Hold,
-		PID: c.PID, Progress: hammer.Terminal(),
+		Connections: c.Connections, Rate: c.Rate, Parallel: c.Parallel, Channel: c.Channel, Mode: c.Mode, Hold: c.Hold,
+		PID: c.PID, Storm: c.Storm, KillPID: c.KillPID, ReconnectDelay: c.Delay, Progress: hammer.Terminal(),
 	})
 	if err != nil {
 		return err

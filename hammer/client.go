@@ -76,6 +76,8 @@ type Options struct {
 	// Both as a Handler does.
 	OnConnect    func(c *Client, s Session)
 	OnDisconnect func(c *Client, reason error)
+	// OnAttemptFailed hears of attempts to come back that came to nothing.
+	OnAttemptFailed func(reason error)
 }
 
 // Session is what the server said when it admitted a connection.
@@ -365,6 +367,9 @@ func (c *Client) reconnect(ctx context.Context, reason error) *link {
 			return l
 		}
 		reason = err
+		if c.options.OnAttemptFailed != nil && ctx.Err() == nil {
+			c.options.OnAttemptFailed(err)
+		}
 	}
 	c.mu.Lock()
 	if c.err == nil {

@@ -65,6 +65,16 @@ type FanoutReport struct {
 	ErrorsByCode    map[string]uint64 `json:"errorsByCode"`
 }
 
+// events are the names by which a client takes part and speaks, in a mode.
+type events struct{ subscribe, publish, key string }
+
+func eventsOf(mode string) events {
+	if mode == "room" {
+		return events{subscribe: "room-join", publish: "room-emit", key: "room"}
+	}
+	return events{subscribe: "channel-subscribe", publish: "channel-publish", key: "channel"}
+}
+
 // drainWait bounds the wait for the last messages.
 const drainWait = 20 * time.Second
 
@@ -239,15 +249,12 @@ func (s *fanSubscriber) join(ctx context.Context, base, run string) error {
 	if s.own != nil {
 		s.own.client = c
 	}
-	event, key := "channel-subscribe", "channel"
-	if f.o.Mode == "room" {
-		event, key = "room-join", "room"
-	}
+	names := eventsOf(f.o.Mode)
 	bounded, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	answer, err := c.EmitWithAck(bounded, event, json.RawMessage(fmt.Sprintf(`{%q:"bench-%s-%d"}`, key, run, s.channel)))
+	answer, err := c.EmitWithAck(bounded, names.subscribe, json.RawMessage(fmt.Sprintf(`{%q:"bench-%s-%d"}`, names.key, run, s.channel)))
 	if err == nil && failureCode(answer) != "" {
-		err = fmt.Errorf("%s: %s", event, answer)
+		err = fmt.Errorf("%s: %s", names.subscribe, answer)
 	}
 	if s.own != nil {
 		s.own.body(f, run)
@@ -312,20 +319,13 @@ func (s *fanSubscriber) got(args []json.RawMessage, _ Ack) {
 
 // body prepares what does not change of a publisher's messages.
 func (p *fanPublisher) body(f *fanout, run string) {
-	key := "channel"
-	if f.o.Mode == "room" {
-		key = "room"
-	}
-	p.head = fmt.Sprintf(`{%q:"bench-%s-%d","event":"fan","data":[%d,`, key, run, p.channel, p.number)
+	p.head = fmt.Sprintf(`{%q:"bench-%s-%d","event":"fan","data":[%d,`, eventsOf(f.o.Mode).key, run, p.channel, p.number)
 	p.tail = `,"` + strings.Repeat("x", max(0, f.o.Payload-40)) + `"]}`
 }
 
 // publish sends one message after the other, as many at a time as the window has places, until ctx ends.
 func (f *fanout) publish(ctx context.Context, p *fanPublisher, pace *rate.Limiter) {
-	event := "channel-publish"
-	if f.o.Mode == "room" {
-		event = "room-emit"
-	}
+	event := eventsOf(f.o.Mode).publish
 	var acks sync.WaitGroup
 	defer acks.Wait()
 	for n := int64(1); ; n++ {

@@ -48,8 +48,12 @@ func (f Figures) row(name string) string {
 		f.Latency.P50, f.Latency.P95, f.Latency.P99, f.Latency.Max, f.Calls, f.Errors, f.Unsent)
 }
 
-// Failed reports whether a connection was refused or did not last.
-func (r ConnectReport) Failed() bool { return r.Refused+r.Lost > 0 }
+// Failed reports whether a connection was refused or did not last, a channel did not
+// work, or a storm left something behind.
+func (r ConnectReport) Failed() bool {
+	c := r.Channels
+	return r.Refused+r.Lost > 0 || c != nil && (c.Received < c.Subscribed || len(c.ErrorsByCode) > 0) || r.Storm != nil && r.Storm.Failed()
+}
 
 // WriteText writes the report for people.
 func (r ConnectReport) WriteText(w io.Writer) error {
@@ -58,6 +62,10 @@ func (r ConnectReport) WriteText(w io.Writer) error {
 		strings.Join(r.URLs, " "), r.Connected, r.Connections, r.Seconds, r.ConnectionsPerSecond, r.Refused, r.Lost)
 	fmt.Fprintf(&text, "to connect: p50 %.2f ms, p95 %.2f ms, p99 %.2f ms, max %.2f ms\n",
 		r.Latency.P50, r.Latency.P95, r.Latency.P99, r.Latency.Max)
+	if c := r.Channels; c != nil {
+		fmt.Fprintf(&text, "%d subscribed a channel of their own in %.1f s, %.0f/s, %d got a message there: p50 %.2f ms, p95 %.2f ms, p99 %.2f ms, max %.2f ms\n",
+			c.Subscribed, c.Seconds, c.PerSecond, c.Received, c.Latency.P50, c.Latency.P95, c.Latency.P99, c.Latency.Max)
+	}
 	if m := r.Memory; m != nil {
 		const mib = 1 << 20
 		fmt.Fprintf(&text, "server memory: %.1f MiB before, %.1f MiB connected, %.1f MiB held, %.1f KiB per connection\n",
@@ -66,6 +74,12 @@ func (r ConnectReport) WriteText(w io.Writer) error {
 		text.WriteString("server memory: not available\n")
 	}
 	text.WriteString(failureLines("connect", r.ErrorsByCode))
+	if r.Channels != nil {
+		text.WriteString(failureLines("channel", r.Channels.ErrorsByCode))
+	}
+	if r.Storm != nil {
+		r.Storm.writeText(&text)
+	}
 	_, err := text.WriteTo(w)
 	return err
 }
