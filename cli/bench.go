@@ -73,6 +73,7 @@ type BenchConnectCmd struct {
 	Storm       bool          `help:"After the hold, break all connections at once, without a farewell, and let the clients come back with what they have for recovery, each to the next URL. With --channel a message is published to each channel meanwhile, except in rooms."`
 	KillPID     int           `name:"kill-pid" placeholder:"PID" help:"A storm, too: kill this process, the server of the first URL. Its clients come back to the others."`
 	Delay       time.Duration `name:"reconnect-delay" default:"1s" help:"How long a client waits before it comes back, varied by half, and twice that after each failure up to 5s. The default is what stock clients do; the report's times hold it."`
+	StormWait   time.Duration `default:"1m" help:"How long to wait for the clients to come back, and then for their messages."`
 	JSON        bool          `name:"json" help:"Write the report as JSON."`
 	FailOnError bool          `help:"Exit with code 1 if any connection failed or was lost, or a client did not come back with its session and its messages."`
 }
@@ -82,7 +83,7 @@ func (c *BenchConnectCmd) Run(ctx context.Context) error {
 	report, err := hammer.RunConnect(ctx, hammer.ConnectOptions{
 		URLs: c.URL, Path: c.Path, User: c.User, Token: c.Token,
 		Connections: c.Connections, Rate: c.Rate, Parallel: c.Parallel, Channel: c.Channel, Mode: c.Mode, Hold: c.Hold,
-		PID: c.PID, Storm: c.Storm, KillPID: c.KillPID, ReconnectDelay: c.Delay, Progress: hammer.Terminal(),
+		PID: c.PID, Storm: c.Storm, KillPID: c.KillPID, ReconnectDelay: c.Delay, StormWait: c.StormWait, Progress: hammer.Terminal(),
 	})
 	if err != nil {
 		return err

@@ -31,6 +31,7 @@ type ConnectOptions struct {
 	Storm          bool          // after the hold all connections break, and the clients come back
 	KillPID        int           // or those of the first URL do: its server's process is killed
 	ReconnectDelay time.Duration // how long a client waits then, varied by half; twice that after each failure
+	StormWait      time.Duration // for the clients' return, and then again for their messages
 	Progress       io.Writer     // nil: none
 }
 
@@ -82,6 +83,8 @@ func (o ConnectOptions) validate() error {
 		return fmt.Errorf("connect: process %d to kill: want the id of one", o.KillPID)
 	case o.KillPID > 0 && len(o.URLs) < 2:
 		return errors.New("connect: the clients of a server that is killed need another one: give its URL after that of the first")
+	case o.storms() && o.StormWait <= 0:
+		return errors.New("connect: a storm needs some time to wait for the clients' return")
 	case o.storms() && o.ReconnectDelay <= 0:
 		return errors.New("connect: clients that come back need a delay above 0")
 	}

@@ -10,9 +10,6 @@ import (
 	"time"
 )
 
-// stormWait bounds how long clients that a storm has broken off are waited for, and then their messages.
-const stormWait = 60 * time.Second
-
 // StormReport tells how the clients came back after all connections, or all of one
 // server, broke at once.
 type StormReport struct {
@@ -126,9 +123,9 @@ func (b *connectBench) publishAway(ctx context.Context, by *Client, r *StormRepo
 	}
 }
 
-// until waits for a state, for stormWait at most.
+// until waits for a state, for StormWait at most.
 func (b *connectBench) until(ctx context.Context, start time.Time, done func() bool) {
-	for !done() && time.Since(start) < stormWait && ctx.Err() == nil {
+	for !done() && time.Since(start) < b.options.StormWait && ctx.Err() == nil {
 		wait(ctx, 10*time.Millisecond)
 	}
 }
