@@ -64,12 +64,12 @@ type BenchConnectCmd struct {
 	User        string        `default:"bench-" help:"Each connection is a user of its own: this and a number, sent as auth.user; for servers that run insecure."`
 	Token       string        `env:"HOLDFAST_BENCH_TOKEN" help:"JWT of all connections, sent as auth.token. They are then all peers of one user and hear of each other."`
 	Connections int           `short:"n" default:"1000" help:"Connections to open. More than about 28,000 to one address need more local ports than most systems give."`
-	Rate        float64       `default:"500" help:"Connections per second at most. 0: as fast as the server admits them."`
+	Rate        float64       `default:"500" help:"Connections per second at most, and subscriptions with --channel. 0: as fast as the server admits them."`
 	Parallel    int           `default:"64" help:"Connections that may be in the making at one time."`
 	Channel     bool          `help:"Each connection subscribes a channel of its own and gets one message there, so that it has something to recover. The last look at the memory is after that."`
 	Mode        string        `default:"channel" enum:"channel,room" help:"With --channel, by which events, ${enum}: channel-subscribe and channel-publish, or room-join and room-emit, which other servers have too."`
 	Hold        time.Duration `default:"10s" help:"Time to keep them open, idle, before the last look at the memory."`
-	PID         int           `name:"pid" placeholder:"PID" help:"Process id of the server, if it runs on this machine: its resident memory is read before and after. Linux only."`
+	PID         int           `name:"pid" placeholder:"PID" help:"Process id of the server, if it runs on this machine: its resident memory is read before and after. Give its URL alone then: the memory is divided by all connections. Linux only."`
 	Storm       bool          `help:"After the hold, break all connections at once, without a farewell, and let the clients come back with what they have for recovery, each to the next URL. With --channel a message is published to each channel meanwhile, except in rooms."`
 	KillPID     int           `name:"kill-pid" placeholder:"PID" help:"A storm, too: kill this process, the server of the first URL. Its clients come back to the others."`
 	Delay       time.Duration `name:"reconnect-delay" default:"1s" help:"How long a client waits before it comes back, varied by half, and twice that after each failure up to 5s. The default is what stock clients do; the report's times hold it."`
