@@ -155,7 +155,7 @@ type BenchFanoutCmd struct {
 	Publishers  int           `default:"1" help:"Publishers; each publishes to one channel, which it has subscribed too."`
 	Window      int           `default:"16" help:"Messages of one publisher that have not come back to it yet, at most."`
 	Payload     int           `default:"200" help:"Size of a message's data, about."`
-	Rate        float64       `default:"0" help:"Messages per second over all publishers. 0: as fast as they come back."`
+	Rate        float64       `default:"0" help:"Messages per second over all publishers. Latency then counts from the time a message was due, whether or not its publisher's window had room. 0: as fast as they come back."`
 	Warmup      time.Duration `default:"1s" help:"Time before the measurement, under the same load."`
 	Duration    time.Duration `short:"d" default:"10s" help:"Time of the measurement."`
 	KillPID     int           `name:"kill-pid" placeholder:"PID" help:"Kill this process meanwhile: the server of the first URL. Its clients come back to the other servers, and should miss nothing."`

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/time/rate"
 )
 
 // FanoutOptions describe a run of messages to many.
@@ -28,7 +26,7 @@ type FanoutOptions struct {
 	Publishers  int // each publishes to one channel, which it has too
 	Window      int // messages of one publisher that have not come back to it, at most
 	Payload     int // bytes of a message's data, about
-	Rate        float64
+	Rate        float64 // messages a second over all publishers; latency then counts from when one was due
 	Warmup      time.Duration
 	Duration    time.Duration
 	KillPID     int           // a server that is killed meanwhile, or 0: that of the first URL
@@ -142,14 +140,10 @@ func RunFanout(ctx context.Context, o FanoutOptions) (FanoutReport, error) {
 
 	publishing, end := context.WithCancel(ctx)
 	defer end()
-	limit := rate.Inf
-	if o.Rate > 0 {
-		limit = rate.Limit(o.Rate)
-	}
-	pace := rate.NewLimiter(limit, max(1, int(o.Rate/100)))
+	slots := &pacer{start: time.Now(), rate: o.Rate}
 	var group sync.WaitGroup
 	for _, p := range f.pubs {
-		group.Go(func() { f.publish(publishing, p, pace) })
+		group.Go(func() { f.publish(publishing, p, slots) })
 	}
 	wait(ctx, o.Warmup)
 	f.measuring.Store(true)
@@ -324,20 +318,30 @@ func (p *fanPublisher) body(f *fanout, run string) {
 }
 
 // publish sends one message after the other, as many at a time as the window has places, until ctx ends.
-func (f *fanout) publish(ctx context.Context, p *fanPublisher, pace *rate.Limiter) {
+// With a rate each message is due at a time that does not depend on how the server does, and counts from then.
+func (f *fanout) publish(ctx context.Context, p *fanPublisher, slots *pacer) {
 	event := eventsOf(f.o.Mode).publish
 	var acks sync.WaitGroup
 	defer acks.Wait()
 	for n := int64(1); ; n++ {
-		if pace.Wait(ctx) != nil {
-			return
+		var from time.Time
+		if f.o.Rate > 0 {
+			due := slots.take()
+			wait(ctx, time.Until(due))
+			from = startOf(due, time.Now())
 		}
 		select {
 		case p.window <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
-		body := p.head + strconv.FormatInt(n, 10) + "," + strconv.FormatInt(time.Now().UnixNano(), 10) + p.tail
+		if ctx.Err() != nil {
+			return
+		}
+		if f.o.Rate <= 0 {
+			from = time.Now()
+		}
+		body := p.head + strconv.FormatInt(n, 10) + "," + strconv.FormatInt(from.UnixNano(), 10) + p.tail
 		f.sent[p.channel].Add(1)
 		// Sent here, not in the goroutine that waits: the order on the wire is that of the numbers.
 		id, place, err := p.client.ask(event, []json.RawMessage{json.RawMessage(body)})
