@@ -22,10 +22,10 @@ type FanoutOptions struct {
 	Token       string // sent as auth.token if set; then all are the token's user
 	Mode        string // "channel": channel-subscribe and channel-publish; "room": room-join and room-emit
 	Channels    int
-	Subscribers int // of each channel, its publishers besides
-	Publishers  int // each publishes to one channel, which it has too
-	Window      int // messages of one publisher that have not come back to it, at most
-	Payload     int // bytes of a message's data, about
+	Subscribers int     // of each channel, its publishers besides
+	Publishers  int     // each publishes to one channel, which it has too
+	Window      int     // messages of one publisher that have not come back to it, at most
+	Payload     int     // bytes of a message's data, about
 	Rate        float64 // messages a second over all publishers; latency then counts from when one was due
 	Warmup      time.Duration
 	Duration    time.Duration
