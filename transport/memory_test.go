@@ -2,6 +2,7 @@ package transport
 
 import (
 	"bufio"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"net/http/httptest"
@@ -42,7 +43,7 @@ func TestIdleMemory(t *testing.T) {
 	}
 	app := newTestApp()
 	app.joined, app.ended = make(chan *Socket, *idle), make(chan Reason, *idle)
-	srv := NewServer(Options{PingInterval: 10 * time.Second, Deflate: *deflated}, app)
+	srv := NewServer(Options{PingInterval: 10 * time.Second, Deflate: *deflated}, &deepApp{app})
 	web := httptest.NewServer(srv)
 	defer web.Close()
 	before := rss(t)
@@ -79,6 +80,24 @@ func TestIdleMemory(t *testing.T) {
 	if per > most {
 		t.Errorf("%d bytes of RSS per idle connection, want at most %d", per, most)
 	}
+}
+
+// deepApp uses as much of the stack as a real App does, once; an idle connection must not keep it.
+type deepApp struct{ *testApp }
+
+func (a *deepApp) Event(s *Socket, name string, args []json.RawMessage, attachments [][]byte, ack Ack) {
+	deep(make([]byte, 1), 4)
+	a.testApp.Event(s, name, args, attachments, ack)
+}
+
+//go:noinline
+func deep(b []byte, more int) byte {
+	var frame [1 << 10]byte
+	copy(frame[:], b)
+	if more > 0 {
+		return deep(frame[:1], more-1) + frame[len(b)]
+	}
+	return frame[len(frame)-1]
 }
 
 func rss(t *testing.T) int {

@@ -109,23 +109,16 @@ func (s *Server) openWebSocket(w http.ResponseWriter, r *http.Request, c *conn, 
 	}
 	h := &hijacker{ResponseWriter: w, c: c, probe: pr, deflate: s.agree(r), done: make(chan struct{})}
 	c.upgrade = h
-	go s.carry(h, r, c)
-	<-h.done
-}
-
-// carry runs the connection. It keeps nothing of the request beyond the hijack: the HTTP server's
-// buffers are larger than all else that an idle connection holds.
-func (s *Server) carry(w http.ResponseWriter, r *http.Request, c *conn) {
-	defer s.wg.Done()
-	if err := s.melody.HandleRequest(w, r); err != nil {
-		s.log.Debug().Err(err).Str("remote", c.remote).Msg("upgrade failed")
-		h := c.upgrade
-		c.upgrade = nil
-		if h.probe != nil {
-			h.probe.closed()
+	// What runs the connection keeps nothing of the request beyond the hijack, since the HTTP server's buffers are larger
+	// than all else that an idle connection holds, and little on the stack: the runtime halves one of 8 KiB only while
+	// less than a quarter of it is in use, 800 bytes of its own included.
+	go func() {
+		if err := s.melody.HandleRequest(h, r); err != nil {
+			c.upgrade.failed(err) // h is not to be kept
 		}
-		h.release()
-	}
+		s.wg.Done()
+	}()
+	<-h.done
 }
 
 // hijacker takes the connection from the HTTP server, and tells when the WebSocket is open.
@@ -151,6 +144,19 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		t.left = pretext
 	}
 	return t, rw, nil
+}
+
+// failed comes instead of opened.
+//
+//go:noinline
+func (h *hijacker) failed(err error) {
+	s := h.c.srv
+	s.log.Debug().Err(err).Str("remote", h.c.remote).Msg("upgrade failed")
+	h.c.upgrade = nil
+	if h.probe != nil {
+		h.probe.closed()
+	}
+	h.release()
 }
 
 func (h *hijacker) release() { h.once.Do(func() { close(h.done) }) }
