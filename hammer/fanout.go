@@ -456,8 +456,8 @@ func (r FanoutReport) WriteText(w io.Writer) error {
 		fmt.Fprintf(&text, "%d connections lost, %d recovered, %d not; back after p50 %.0f ms, p95 %.0f ms, p99 %.0f ms, max %.0f ms\n",
 			r.Lost, r.Recovered, r.Fresh, r.Back.P50, r.Back.P95, r.Back.P99, r.Back.Max)
 		fmt.Fprintf(&text, "the others meanwhile: p50 %.2f ms, p95 %.2f ms, p99 %.2f ms, max %.2f ms\n", r.Meanwhile.P50, r.Meanwhile.P95, r.Meanwhile.P99, r.Meanwhile.Max)
-		writeCurve(&text, r.Curve)
 	}
+	writeCurve(&text, r.Curve)
 	text.WriteString(failureLines("fanout", r.ErrorsByCode))
 	_, err := io.WriteString(w, text.String())
 	return err
