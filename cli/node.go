@@ -135,12 +135,12 @@ func (n *node) Run(ctx context.Context) error {
 	metrics := transport.NewMetrics()
 	rep := replica.New(replica.Config{
 		Instance: n.cfg.Instance, URL: n.cfg.Advertise, Graces: n.cfg.Graces, Patience: n.cfg.Patience,
-		LeaseTTL: n.cfg.Lease, Partitions: n.cfg.Partitions, Keeping: n.cfg.Keeping, Base: n.cfg.Base, Log: n.cfg.Log,
+		LeaseTTL: n.cfg.Lease, Partitions: n.cfg.Partitions, Keeping: n.cfg.Keeping, Secret: n.cfg.ClusterKey, Base: n.cfg.Base, Log: n.cfg.Log,
 	}, st)
 	rel := relay.New(rep, relay.Config{LateAck: n.cfg.LateAck, Log: n.cfg.Log, Done: metrics.CallDone, Channels: n.cfg.Channels})
 	gate := transport.NewGateway(rep, rel, relay.NewAudience(rep), n.cfg.Auth, n.cfg.Rooms, n.cfg.Log)
 	wire := n.cfg.Wire
-	wire.Cluster = transport.NewNeighbours(rep, n.cfg.ClusterKey)
+	wire.Cluster = transport.NewNeighbours(rep)
 	clients := transport.NewServer(wire, gate)
 	n.cfg.Admin.watch(rep)
 	metrics.Watch(rep, rel, clients)

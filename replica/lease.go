@@ -140,6 +140,7 @@ func (r *Replica) beatOnce(ctx context.Context, l *life, others []projections.Re
 	r.noteHead(b.Head.Position)
 	r.leaseRenewed(sent, b.Head.Position)
 	r.metrics.InboxDepth.Store(b.Lag)
+	r.learnSecret(ctx, b.Secret)
 	// An answer that was long under way says that the others' beats may have been held up as well.
 	if r.healthy.Load() == 0 || took > r.cfg.LeaseTTL/4 {
 		r.healthy.Store(now.UnixNano())

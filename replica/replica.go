@@ -39,6 +39,8 @@ type Config struct {
 	// Partitions of the data plane: as many as the namespace has. Default 1.
 	Partitions int
 	Keeping    Keeping
+	// Secret is what all replicas of the namespace share. Default: one that they keep in the store.
+	Secret string
 	// Base makes the state that the log's first entry follows, for a log that is a part of another one. Default:
 	// projections.New, for a log that is whole.
 	Base func() *projections.State
@@ -85,6 +87,8 @@ type Replica struct {
 	pace         pace // changed by tests alone
 	careless     bool // set by tests alone: appends compare no versions
 	digests      digests
+	secret       atomic.Pointer[Secret] // never nil
+	shared       shared
 }
 
 // Listener is told what happens to the projections. Its methods are called one at a time, in order, by the
@@ -151,6 +155,7 @@ func New(cfg Config, st *store.Store) *Replica {
 		pace: pace{tick: keeperTick, trim: trimEvery, sweep: sweepEvery, inboxAge: inboxAge},
 	}
 	r.barriers.r = r
+	r.secret.Store(firstSecret(cfg.Secret))
 	r.due.wake = make(chan struct{}, 1)
 	return r
 }
@@ -319,11 +324,15 @@ func (r *Replica) boot(ctx context.Context) (*life, error) {
 	if err := r.insist(ctx, "take the lease", func(ctx context.Context) error { return r.takeLease(ctx, l) }); err != nil {
 		return nil, err
 	}
-	if err := r.insist(ctx, "read the log", r.fold); err != nil {
+	err := r.insist(ctx, "learn the secret of the replicas", r.shareSecret) // before anything is signed
+	if err == nil {
+		err = r.insist(ctx, "read the log", r.fold)
+	}
+	if err != nil {
 		r.releaseLease(l)
 		return nil, err
 	}
-	err := r.insist(ctx, "make the inbox", func(ctx context.Context) error {
+	err = r.insist(ctx, "make the inbox", func(ctx context.Context) error {
 		for p := range r.cfg.Partitions {
 			in := l.inbox
 			in.Partition = p

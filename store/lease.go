@@ -92,8 +92,8 @@ func (s *Store) Beat(ctx context.Context, in Inbox, ttl time.Duration, consumed 
 	if err != nil {
 		return Beat{}, fmt.Errorf("store: %s: %w", op, err)
 	}
-	leases := make([]string, 0, 2+len(others))
-	leases = append(leases, s.keys.leaseOf(in.Instance), s.keys.versions)
+	leases := make([]string, 0, 3+len(others))
+	leases = append(leases, s.keys.leaseOf(in.Instance), s.keys.versions, s.keys.secret)
 	for _, instance := range others {
 		leases = append(leases, s.keys.leaseOf(instance))
 	}
@@ -130,7 +130,7 @@ func parseLeaseBeat(res rueidis.RedisResult, others []string) (Beat, error) {
 	if err != nil {
 		return Beat{}, err
 	}
-	if len(parts) != 5+len(others) {
+	if len(parts) != 6+len(others) {
 		return Beat{}, fmt.Errorf("%d parts", len(parts))
 	}
 	state, err := parts[0].ToString()
@@ -163,8 +163,11 @@ func parseLeaseBeat(res rueidis.RedisResult, others []string) (Beat, error) {
 			return Beat{}, err
 		}
 	}
+	if beat.Secret, err = parts[5].ToString(); err != nil {
+		return Beat{}, err
+	}
 	for i, instance := range others {
-		left, err := parts[5+i].AsInt64()
+		left, err := parts[6+i].AsInt64()
 		if err != nil {
 			return Beat{}, err
 		}

@@ -109,6 +109,7 @@ type Beat struct {
 	Head   Head                     // end of the log
 	Lag    int64                    // entries in the own inbox
 	Healed bool                     // the own lease or inbox was missing and has been made again
+	Secret string                   // as Store.Secret has it; empty: there is none
 }
 
 // CallKey names a repeatable call: the id that its caller made, within the user.

@@ -34,10 +34,12 @@ type Cluster interface {
 	Tag() (string, bool)
 	// Locate is the URL of the other replica that has the session, or empty.
 	Locate(sid string) string
-	// Sign marks a request that is handed on; false: not possible now.
-	Sign(r *http.Request) bool
+	// Sign marks a request that is handed on.
+	Sign(r *http.Request)
 	// Signed reports whether the mark is another replica's.
 	Signed(r *http.Request) bool
+	// Refused says that another replica has not taken the mark of this one.
+	Refused()
 }
 
 // forwarder hands requests for a session to the replica that has it, once: what has been handed on is not handed
@@ -62,6 +64,10 @@ func newForwarder(s *Server) *forwarder {
 			p.Out.URL.Scheme, p.Out.URL.Host = to.Scheme, to.Host
 			p.Out.Host = p.In.Host
 			p.Out.Header.Set(forwardHeader, p.In.Header.Get(forwardHeader))
+		},
+		ModifyResponse: func(res *http.Response) error {
+			f.noteRefusal(res)
+			return nil
 		},
 		FlushInterval: -1,
 		BufferPool:    forwardBuffers{},
@@ -97,6 +103,13 @@ func (f *forwarder) failed(err error) {
 	event.Err(err).Msg("a request could not be handed to the replica of its session")
 }
 
+// noteRefusal: an origin may be refused with the same status, which does no harm.
+func (f *forwarder) noteRefusal(res *http.Response) {
+	if res.StatusCode == http.StatusForbidden {
+		f.srv.opt.Cluster.Refused()
+	}
+}
+
 type forwardBuffers struct{}
 
 var forwardPool = sync.Pool{New: func() any { return new([forwardChunk]byte) }}
@@ -110,9 +123,10 @@ func (f *forwarder) forward(w http.ResponseWriter, r *http.Request, sid string, 
 		return false
 	}
 	to, err := url.Parse(f.srv.opt.Cluster.Locate(sid))
-	if err != nil || to.Host == "" || !f.srv.opt.Cluster.Sign(r) {
+	if err != nil || to.Host == "" {
 		return false
 	}
+	f.srv.opt.Cluster.Sign(r)
 	select {
 	case f.slots <- struct{}{}:
 	default:
@@ -154,6 +168,7 @@ func (f *forwarder) webSocket(w http.ResponseWriter, r *http.Request, to *url.UR
 		}
 	}()
 	if res.StatusCode != http.StatusSwitchingProtocols {
+		f.noteRefusal(res)
 		defer res.Body.Close()
 		for k, v := range res.Header {
 			w.Header()[k] = v

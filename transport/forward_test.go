@@ -33,6 +33,9 @@ type twin struct {
 	p    *pair
 	i    int
 	gone atomic.Bool // the other one is not known to live
+
+	sign    atomic.Pointer[string] // instead of what the other one takes
+	refused atomic.Int64
 }
 
 func (c *twin) Tag() (string, bool) { return "t" + string(rune('0'+c.i)), true }
@@ -44,12 +47,17 @@ func (c *twin) Locate(sid string) string {
 	return c.p.inner[1-c.i].URL
 }
 
-func (c *twin) Sign(r *http.Request) bool {
-	r.Header.Set(forwardHeader, "signed")
-	return true
+func (c *twin) Sign(r *http.Request) {
+	mark := "signed"
+	if other := c.sign.Load(); other != nil {
+		mark = *other
+	}
+	r.Header.Set(forwardHeader, mark)
 }
 
 func (c *twin) Signed(r *http.Request) bool { return r.Header.Get(forwardHeader) == "signed" }
+
+func (c *twin) Refused() { c.refused.Add(1) }
 
 func startPair(t *testing.T, o Options) *pair {
 	t.Helper()
