@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -77,6 +78,8 @@ type Channels struct {
 	// before mu, that before a subscriber's.
 	order sync.Mutex
 	parts []*partition // the slice does not change
+
+	signing atomic.Pointer[signer]
 
 	mu      sync.RWMutex // guards what follows
 	topics  map[string]*topic

@@ -276,13 +276,13 @@ func TestOffsetsThatAreNotOurs(t *testing.T) {
 	b.drop(true)
 	n.publish("c:x", "2")
 	// The offset of an epoch that is no more: it got nothing in this one.
-	c := n.come("a", b.session.PID, cursor{{Epoch: "0badcafe", Seq: 77}}.String()).wantRecovered(true)
+	c := n.come("a", b.session.PID, n.relay.Channels().offset(cursor{{Epoch: "0badcafe", Seq: 77}})).wantRecovered(true)
 	c.gets("2")
 	// Further than the store has ever been.
 	c.drop(true)
-	at, _ := parseCursor(c.offset(), 1)
+	at, _ := n.relay.Channels().place(c.offset())
 	at[0].Seq += 10
-	n.come("a", c.session.PID, at.String()).wantRecovered(false)
+	n.come("a", c.session.PID, n.relay.Channels().offset(at)).wantRecovered(false)
 }
 
 func TestExceededHistoryIsNoticed(t *testing.T) {

@@ -104,19 +104,20 @@ func (p *partition) hand(a arrival) {
 func (p *partition) delivery(m message, at store.Mark) *delivery {
 	d := &delivery{message: m, part: p.n, seq: at.Seq}
 	if len(p.c.parts) == 1 {
-		d.b = broadcast(m, cursor{at})
+		d.b = p.c.broadcast(m, cursor{at})
 		return d
 	}
 	d.at = make(cursor, len(p.c.parts))
 	for i, o := range p.c.parts {
 		d.at[i] = o.at
 	}
-	d.b = broadcast(m, d.at)
+	d.b = p.c.broadcast(m, d.at)
 	return d
 }
 
-func broadcast(m message, at cursor) *replica.Broadcast {
-	b := &replica.Broadcast{Name: m.Event, Attachments: m.Data.Attachments, Offset: at.String()}
+// broadcast encodes a message for all that get it with the same offset: its signature is made once for them.
+func (c *Channels) broadcast(m message, at cursor) *replica.Broadcast {
+	b := &replica.Broadcast{Name: m.Event, Attachments: m.Data.Attachments, Offset: c.offset(at)}
 	if len(m.Data.JSON) > 0 {
 		b.Args = [][]byte{m.Data.JSON}
 	}
@@ -164,7 +165,7 @@ func (s *subscriber) send(c *Channels, d *delivery) {
 	b := d.b
 	if s.floor != nil {
 		if at := s.floor.beyond(d.at); at != nil {
-			b = broadcast(d.message, at)
+			b = c.broadcast(d.message, at)
 		} else {
 			s.floor = nil
 		}

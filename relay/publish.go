@@ -69,7 +69,7 @@ func (c *Channels) Publish(m Publication, done func(offset string, err error)) {
 			c.figures.published.Inc()
 			place := make(cursor, len(c.parts))
 			place[p.n] = at
-			done(place.String(), nil)
+			done(c.offset(place), nil)
 		},
 	}
 	if !p.pub.push(item) {

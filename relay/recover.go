@@ -56,12 +56,9 @@ var (
 // A nil plan: it cannot, and has to begin anew. The error is the store's; nothing is known then.
 func (c *Channels) Prepare(ctx context.Context, pid, offset string) (*Plan, error) {
 	plan := &Plan{pid: pid, parts: make([]planPart, len(c.parts))}
-	at, ours := parseCursor(offset, len(c.parts))
-	if offset == "" {
-		at, ours = make(cursor, len(c.parts)), true
-	}
-	if !ours {
-		at = make(cursor, len(c.parts))
+	at, ours := make(cursor, len(c.parts)), true
+	if offset != "" {
+		at, ours = c.place(offset)
 	}
 	bounds := missedBounds{packets: c.cfg.MaxMissed, bytes: c.cfg.MaxMissedBytes}
 	found := false
@@ -312,7 +309,7 @@ func (c *Channels) resumePart(ctx context.Context, sub *subscriber, plan *Plan, 
 			at := slices.Clone(part.from)
 			copy(at, floor[:p])
 			at[p] = store.Mark{Epoch: got.Epoch, Seq: m.seq, Token: m.token}
-			b = broadcast(m.message, at)
+			b = c.broadcast(m.message, at)
 		}
 		sub.session.Link.Broadcast(b)
 		n++
@@ -418,7 +415,7 @@ func (c *Channels) page(name string, p *partition, from uint64) (*past, error) {
 		}
 		one := recorded{message: m, seq: s.Seq, token: s.Token, known: known}
 		if len(c.parts) == 1 {
-			one.b = broadcast(m, cursor{{Epoch: got.Epoch, Seq: s.Seq, Token: s.Token}})
+			one.b = c.broadcast(m, cursor{{Epoch: got.Epoch, Seq: s.Seq, Token: s.Token}})
 		}
 		page.messages = append(page.messages, one)
 	}

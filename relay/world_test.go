@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -360,19 +361,34 @@ func (w *world) quiet() {
 // flush empties the store under the replicas.
 func (w *world) flush() {
 	w.t.Helper()
+	if got := w.do("FLUSHALL"); got != "OK" {
+		w.t.Fatal(got)
+	}
+}
+
+// do has the store carry out a command whose answer is one text, past the replicas.
+func (w *world) do(args ...string) string {
+	w.t.Helper()
 	if w.server != nil {
-		w.server.Do(w.t, "FLUSHALL")
-		return
+		return w.server.Do(w.t, args...)
 	}
 	conn, err := net.Dial("tcp", w.embedded.Addr)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := conn.Write([]byte("*1\r\n$8\r\nFLUSHALL\r\n")); err != nil {
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	fmt.Fprintf(conn, "*%d\r\n", len(args))
+	for _, a := range args {
+		fmt.Fprintf(conn, "$%d\r\n%s\r\n", len(a), a)
+	}
+	answer := bufio.NewReader(conn)
+	line, err := answer.ReadString('\n')
+	if err == nil && line[0] == '$' && line != "$-1\r\n" {
+		line, err = answer.ReadString('\n')
+	}
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || line != "+OK\r\n" {
-		w.t.Fatal(line, err)
-	}
+	return strings.TrimPrefix(strings.TrimSpace(line), "+")
 }

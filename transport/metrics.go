@@ -125,6 +125,7 @@ var (
 	descReplayed      = desc("channel_messages_replayed_total", "Messages that they were given as missed.")
 	descHistories     = desc("channel_histories_read_total", "Readings of a channel's history; clients that come back together share them.")
 	descFresh         = desc("sessions_not_recovered_total", "Sessions that came back and had to begin anew, by why.", "why")
+	descOffsets       = desc("channel_offsets_refused_total", "Offsets that look like this server's and are not signed by its secret.")
 	descLosses        = desc("channel_losses_total", "Accidents that lost messages of channels or may have, by what.", "what")
 	descLostSessions  = desc("channel_sessions_cut_total", "Clients sent away because messages for them are lost or may be.")
 	descRepaired      = desc("channel_messages_repaired_total", "Messages that the inbox did not bring and a history had.")
@@ -210,7 +211,7 @@ func (c *collector) channels(gauge func(*prometheus.Desc, float64, ...string), c
 	gauge(descChannels, float64(channels.Len()))
 	for name, d := range map[string]*prometheus.Desc{
 		"published": descPublished, "delivered": descDelivered, "recovered": descRecovered, "replayed": descReplayed,
-		"histories-read": descHistories, "lost-sessions": descLostSessions, "repaired": descRepaired,
+		"histories-read": descHistories, "lost-sessions": descLostSessions, "repaired": descRepaired, "offsets-refused": descOffsets,
 	} {
 		count(d, f.Count.With(name).Load())
 	}
