@@ -261,6 +261,32 @@ func TestForwardBound(t *testing.T) {
 	q.want(`432[]`)
 }
 
+// What another replica does not take makes this one look for the secret that they share.
+func TestForwardRefusedByTheOther(t *testing.T) {
+	pair := startPair(t, Options{})
+	p := pollJoined(t, pair.urls[0])
+	q := p.at(pair.urls[1])
+	between := pair.servers[1].opt.Cluster.(*twin)
+	former := "of a former secret"
+	between.sign.Store(&former)
+	q.wants(q.do(context.Background(), "POST", `42["x"]`), 403, `{"code":4,"message":"Forbidden"}`)
+	if n := between.refused.Load(); n != 1 {
+		t.Fatalf("told of %d refusals, want 1", n)
+	}
+	if _, res, err := websocket.DefaultDialer.Dial(pair.urls[1]+"&sid="+p.sid, nil); err == nil || res == nil || res.StatusCode != 403 {
+		t.Error(res, err)
+	}
+	if n := between.refused.Load(); n != 2 {
+		t.Fatalf("told of %d refusals, want 2", n)
+	}
+	between.sign.Store(nil)
+	q.post(`421["a",1]`) // the session is unharmed
+	q.want(`431[1]`)
+	if n := between.refused.Load(); n != 2 {
+		t.Fatalf("told of %d refusals, want 2", n)
+	}
+}
+
 // A client that leaves while its GET waits elsewhere ends its session there.
 func TestForwardedPollAborted(t *testing.T) {
 	pair := startPair(t, Options{})
