@@ -44,6 +44,16 @@ func later(a, b store.Mark) store.Mark {
 	return a
 }
 
+// seen is the last message that is known here. While a repair is under way, that asks by itself.
+func (p *partition) seen() store.Mark {
+	p.c.order.Lock()
+	defer p.c.order.Unlock()
+	if p.repairing {
+		return store.Mark{}
+	}
+	return later(p.at, p.top)
+}
+
 // learn takes note of the partition's epoch as a script has told it. It reports whether it is the one that counts
 // here; if not, wait is closed when that is known. The caller holds order.
 func (p *partition) learn(epoch string) (wait <-chan struct{}, same bool) {
@@ -70,13 +80,7 @@ func (p *partition) receive(a arrival) {
 		p.c.figures.Losses.With("epoch-changed").Inc()
 		p.repair() // which learns where the new epoch began
 	case a.Seq <= p.inbox:
-		if !p.broken {
-			p.broken = true
-			p.c.figures.Losses.With("rolled-back").Inc()
-			p.c.log.Warn().Int("partition", p.n).Uint64("seq", a.Seq).Uint64("seen", p.inbox).
-				Msg("the messages of channels have lost their order: the store has lost some; the clients begin anew")
-		}
-		p.repair()
+		p.rolledBack(p.inbox)
 	default:
 		p.inbox = a.Seq
 	}

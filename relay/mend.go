@@ -36,6 +36,26 @@ func (p *partition) doubt() {
 	}
 }
 
+// lost says that the store does not have what was known here when this mark was the last one.
+func (p *partition) lost(seen store.Mark) {
+	p.c.order.Lock()
+	defer p.c.order.Unlock()
+	if p.at.Epoch == seen.Epoch { // else that is known by now
+		p.rolledBack(seen.Seq)
+	}
+}
+
+// rolledBack makes the next script begin a new epoch. The caller holds order.
+func (p *partition) rolledBack(seen uint64) {
+	if !p.broken {
+		p.broken = true
+		p.c.figures.Losses.With("rolled-back").Inc()
+		p.c.log.Warn().Int("partition", p.n).Uint64("seen", seen).
+			Msg("the store has lost messages of channels that were here already; the clients that have channels begin anew")
+	}
+	p.repair()
+}
+
 // repair looks for what the inbox did not bring, in the histories of all channels. The caller holds order.
 func (p *partition) repair() {
 	p.losing = true

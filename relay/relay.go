@@ -245,6 +245,12 @@ func (r *Relay) Receive(partition int, messages []store.Message, lost bool) {
 // Doubted is as in replica.Doubter.
 func (r *Relay) Doubted(partition int) { r.channels.parts[partition].doubt() }
 
+// Seen is as in replica.Marker.
+func (r *Relay) Seen(partition int) store.Mark { return r.channels.parts[partition].seen() }
+
+// Lost is as in replica.Marker.
+func (r *Relay) Lost(partition int, seen store.Mark) { r.channels.parts[partition].lost(seen) }
+
 // Reached is as in replica.Marker.
 func (r *Relay) Reached(partition int, at store.Mark) { r.channels.parts[partition].reached(at) }
 

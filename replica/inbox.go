@@ -62,7 +62,7 @@ func (r *Replica) readInbox(ctx context.Context, l *life, partition int) error {
 
 // lookAfterFailure finds out whether the inbox is still the one that was read before the connection to the store failed.
 func (r *Replica) lookAfterFailure(ctx context.Context, l *life, in store.Inbox) error {
-	_, _, healed, err := r.st.BeatInbox(ctx, in, l.consumed[in.Partition].Load())
+	_, healed, err := r.st.BeatInbox(ctx, in, l.consumed[in.Partition].Load())
 	if err != nil {
 		return err
 	}
@@ -77,27 +77,61 @@ func (r *Replica) lookAfterFailure(ctx context.Context, l *life, in store.Inbox)
 	return nil
 }
 
-// beatPartitions looks after the inboxes when there are several partitions, beside what Beat does.
+// beatPartitions looks whether partitions have lost messages that this replica knows of, as they do without a word when
+// Redis goes back to an older state and no connection breaks. Where there are several, it looks after their inboxes,
+// beside what Beat does.
 func (r *Replica) beatPartitions(ctx context.Context, l *life) {
-	if r.cfg.Partitions == 1 {
-		return
-	}
-	for p := range r.cfg.Partitions {
-		in := l.inbox
-		in.Partition = p
-		at, depth, healed, err := r.st.BeatInbox(ctx, in, l.consumed[p].Load())
-		if err != nil {
-			r.log.Debug().Err(err).Int("partition", p).Msg("beat inbox")
+	for _, li := range r.listeners {
+		m, ok := li.(Marker)
+		if !ok {
 			continue
 		}
-		for _, li := range r.listeners {
-			if healed {
-				li.Receive(p, nil, true)
-			} else if m, ok := li.(Marker); ok && depth == 0 {
-				m.Reached(p, at)
+		for p := range r.cfg.Partitions {
+			if err := r.beatPartition(ctx, l, p, m); err != nil {
+				r.log.Debug().Err(err).Int("partition", p).Msg("beat of a partition")
 			}
 		}
 	}
+}
+
+// beatPartition looks for two marks. The present one may be of what came after a loss; that of the beat before is from
+// before it, unless all that was lost had come since.
+func (r *Replica) beatPartition(ctx context.Context, l *life, p int, m Marker) error {
+	seen := m.Seen(p) // before the look: what comes meanwhile, the store need not have had
+	var marks []store.Mark
+	if seen.Epoch != "" {
+		marks = append(marks, seen)
+		if l.looked[p].Epoch == seen.Epoch {
+			marks = append(marks, l.looked[p])
+		}
+	}
+	at, lost, err := r.st.Look(ctx, p, marks...)
+	if err != nil {
+		return err
+	}
+	if lost {
+		l.looked[p] = store.Mark{}
+		m.Lost(p, seen)
+	} else if seen.Epoch != "" {
+		l.looked[p] = seen
+	}
+	if r.cfg.Partitions == 1 {
+		return nil
+	}
+	in := l.inbox
+	in.Partition = p
+	depth, healed, err := r.st.BeatInbox(ctx, in, l.consumed[p].Load())
+	if err != nil {
+		return err
+	}
+	if healed {
+		for _, li := range r.listeners {
+			li.Receive(p, nil, true)
+		}
+	} else if depth == 0 && !lost {
+		m.Reached(p, at)
+	}
+	return nil
 }
 
 // Send puts messages into other replicas' inboxes in one round trip; one error each.

@@ -107,10 +107,16 @@ type Listener interface {
 	Fenced()
 }
 
-// Marker is a Listener that wants to know how far it has got in partitions from which nothing comes. It is told only
-// when there are several.
+// Marker is a Listener that knows how far it has got in each partition. Its methods are called by the beats, besides the
+// others.
 type Marker interface {
-	// Reached says that Receive has been given whatever it is to be given of the partition up to the mark.
+	// Seen is the last message of the partition that it knows of, and does not doubt: each beat compares it with the
+	// store, and that of the beat before. No epoch: none.
+	Seen(partition int) store.Mark
+	// Lost says that the store does not have what was Seen at this beat or the one before.
+	Lost(partition int, seen store.Mark)
+	// Reached says that Receive has been given whatever it is to be given of the partition up to the mark, also if that
+	// was nothing. It is told only when there are several partitions.
 	Reached(partition int, at store.Mark)
 }
 
@@ -127,6 +133,7 @@ type life struct {
 	slot     atomic.Int32
 	started  events.Position // guarded by Replica.mu; of its ReplicaStarted: the fence; changes only when the log was emptied
 	consumed []atomic.Uint64 // of each partition, the sequence of the last inbox message handled
+	looked   []store.Mark    // of each partition, what was last found in the store; the beats' own
 	fenced   chan struct{}   // closed when it has ended
 	once     sync.Once
 }
@@ -320,6 +327,7 @@ func (r *Replica) boot(ctx context.Context) (*life, error) {
 	l := &life{
 		inbox:  store.Inbox{Instance: r.cfg.Instance, Incarnation: ulid.Make().String()},
 		fenced: make(chan struct{}), consumed: make([]atomic.Uint64, r.cfg.Partitions),
+		looked: make([]store.Mark, r.cfg.Partitions),
 	}
 	if err := r.insist(ctx, "take the lease", func(ctx context.Context) error { return r.takeLease(ctx, l) }); err != nil {
 		return nil, err

@@ -344,7 +344,7 @@ func (s *Store) Session(ctx context.Context, p int, pid string, at Mark) (Sessio
 	res := s.client.DoMulti(ctx,
 		s.client.B().Hgetall().Key(prefix+"session:"+pid).Build(),
 		metaOf(s, prefix),
-		s.client.B().Xrange().Key(prefix+"trail").Start(strconv.FormatUint(at.Seq, 10)+"-0").End("+").Count(1).Build())
+		trailOf(s, prefix, at))
 	for _, r := range res {
 		if err := s.check(ctx, op, r); err != nil {
 			return SessionRecord{}, err
@@ -405,6 +405,11 @@ func metaOf(s *Store, prefix string) rueidis.Completed {
 	return s.client.B().Hmget().Key(prefix+"meta").Field("epoch", "seq", "token").Build()
 }
 
+// trailOf reads the call that published the message of a mark, or the first one after it.
+func trailOf(s *Store, prefix string, at Mark) rueidis.Completed {
+	return s.client.B().Xrange().Key(prefix + "trail").Start(strconv.FormatUint(at.Seq, 10) + "-0").End("+").Count(1).Build()
+}
+
 func metaMark(res rueidis.RedisResult) (Mark, error) {
 	parts, err := res.ToArray()
 	if err != nil || len(parts) != 3 {
@@ -425,30 +430,55 @@ func metaMark(res rueidis.RedisResult) (Mark, error) {
 	return parseMark(texts)
 }
 
+// Look reads the mark of a partition, and whether the partition has lost messages since it had these marks of one epoch:
+// it is behind one, has another message there as far as that is remembered, or another epoch. It changes nothing.
+func (s *Store) Look(ctx context.Context, p int, seen ...Mark) (at Mark, lost bool, err error) {
+	const op = "look"
+	prefix := s.keys.partition(p)
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	cmds := append(make(rueidis.Commands, 0, 1+len(seen)), metaOf(s, prefix))
+	for _, m := range seen {
+		cmds = append(cmds, trailOf(s, prefix, m))
+	}
+	res := s.client.DoMulti(ctx, cmds...)
+	for _, r := range res {
+		if err := s.check(ctx, op, r); err != nil {
+			return at, false, err
+		}
+	}
+	if at, err = metaMark(res[0]); err != nil {
+		return at, false, malformed(op, err)
+	}
+	for i, m := range seen {
+		other := m.Epoch != at.Epoch || m.Seq > at.Seq
+		if !other && m.Token != 0 {
+			if other, err = another(res[1+i], m); err != nil {
+				return at, false, malformed(op, err)
+			}
+		}
+		lost = lost || other
+	}
+	return at, lost, nil
+}
+
 // BeatInbox looks after an inbox of another partition than Beat does, which beats for partition 0. It returns the
-// mark of the partition from before the look, the entries in the inbox, and whether it had vanished.
-func (s *Store) BeatInbox(ctx context.Context, in Inbox, consumed uint64) (at Mark, depth int64, healed bool, err error) {
+// entries in the inbox, and whether it had vanished.
+func (s *Store) BeatInbox(ctx context.Context, in Inbox, consumed uint64) (depth int64, healed bool, err error) {
 	const op = "beat inbox"
 	clock, err := in.epoch()
 	if err != nil {
-		return at, 0, false, fmt.Errorf("store: %s: %w", op, err)
+		return 0, false, fmt.Errorf("store: %s: %w", op, err)
 	}
-	res := s.do(ctx, metaOf(s, s.keys.partition(in.Partition)))
+	res := s.run(ctx, inboxBeatScript, []string{s.keys.inboxOf(in)}, []string{clock, strconv.FormatUint(consumed+1, 10)})
 	if err := s.check(ctx, op, res); err != nil {
-		return at, 0, false, err
-	}
-	if at, err = metaMark(res); err != nil {
-		return at, 0, false, malformed(op, err)
-	}
-	res = s.run(ctx, inboxBeatScript, []string{s.keys.inboxOf(in)}, []string{clock, strconv.FormatUint(consumed+1, 10)})
-	if err := s.check(ctx, op, res); err != nil {
-		return at, 0, false, err
+		return 0, false, err
 	}
 	parts, err := res.AsIntSlice()
 	if err != nil || len(parts) != 2 {
-		return at, 0, false, malformed(op, fmt.Errorf("%d parts: %w", len(parts), err))
+		return 0, false, malformed(op, fmt.Errorf("%d parts: %w", len(parts), err))
 	}
-	return at, parts[1], parts[0] == 1, nil
+	return parts[1], parts[0] == 1, nil
 }
 
 // member names the incarnation in an interest set, with what the ids of its inbox begin with.
