@@ -28,7 +28,7 @@ type ServeCmd struct {
 	TLSCert    string `name:"tls-cert" env:"HOLDFAST_TLS_CERT" placeholder:"FILE" help:"Certificate chain to serve HTTPS with, PEM. Read again when it changes."`
 	TLSKey     string `name:"tls-key" env:"HOLDFAST_TLS_KEY" placeholder:"FILE" help:"Private key of --tls-cert, PEM."`
 	TLSCA      string `name:"tls-ca" env:"HOLDFAST_TLS_CA" placeholder:"FILE" help:"Certificates, PEM, by which those of other replicas are verified where --advertise is https://, beside the system's. Read again when it changes."`
-	ClusterKey string `placeholder:"KEY" help:"Secret by which replicas know each other when they hand requests on, the same for all. Default: one that they keep in Redis."`
+	ClusterKey string `placeholder:"KEY" help:"Secret by which replicas know each other when they hand requests on, and sign clients' offsets, the same for all. Default: one that they keep in Redis."`
 	Limits
 	Drain       time.Duration `default:"3s" help:"At SIGTERM, how long clients may take to reconnect elsewhere before they are closed."`
 	AdminListen string        `placeholder:"ADDR" help:"Address for the digest of the state (/admin/digest) and Go's profiles (/debug/pprof/), such as 127.0.0.1:6060. Off by default; never where others reach it."`

@@ -73,6 +73,22 @@ func TestForgedOffsetsHarmNobody(t *testing.T) {
 	})
 }
 
+// What many get is encoded and signed once.
+func TestSubscribersShareAnOffset(t *testing.T) {
+	eachSetting(t, func(t *testing.T, in setting) {
+		n := newWorldIn(t, 1, in).nodes[0]
+		a, b := n.come("a", "", ""), n.come("b", "", "")
+		a.subscribe("c:x")
+		b.subscribe("c:x")
+		n.publish("c:x", "1")
+		a.gets("1")
+		b.gets("1")
+		if a.got[0] != b.got[0] {
+			t.Fatal("each has an encoding of its own")
+		}
+	})
+}
+
 const secretKey = "{test}:secret"
 
 // agreed reports whether the replicas and the store have this secret.
