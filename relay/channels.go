@@ -88,7 +88,7 @@ type Channels struct {
 	reads   map[string]*reading
 	ended   chan string // pids whose records are to be removed
 	readers chan struct{}
-	work    sync.WaitGroup // repairs and readings
+	work    work // repairs and readings
 	figures ChannelMetrics
 }
 

@@ -67,15 +67,15 @@ func (p *partition) ask() {
 	if p.repairing {
 		return
 	}
-	p.repairing, p.done = true, make(chan struct{})
-	p.c.work.Add(1)
-	go p.runRepair(p.life)
+	life := p.life
+	if p.c.work.begin(func() { p.runRepair(life) }) {
+		p.repairing, p.done = true, make(chan struct{})
+	}
 }
 
 // runRepair ends when it has succeeded, or with the incarnation, or the relay.
 func (p *partition) runRepair(life int) {
 	c := p.c
-	defer c.work.Done()
 	ctx := c.r.context()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		c.order.Lock()

@@ -204,6 +204,8 @@ func sizeOf(messages []recorded) (packets, bytes int) {
 	return packets, bytes
 }
 
+var errStopping = errors.New("this replica stops")
+
 // errAgain: what was prepared does not hold any more; the client has to come once more.
 var errAgain = errors.New("the session's channels have changed while it was recovered")
 
@@ -368,11 +370,14 @@ func (c *Channels) read(ctx context.Context, name string, p *partition, from uin
 	f := r.next
 	f.from = min(f.from, from)
 	if !r.running {
-		r.running = true
-		c.work.Add(1)
-		go c.runReading(strings.Clone(name), p, r)
+		own := strings.Clone(name)
+		r.running = c.work.begin(func() { c.runReading(own, p, r) })
 	}
+	running := r.running
 	c.mu.Unlock()
+	if !running {
+		return nil, errStopping
+	}
 	select {
 	case <-f.done:
 		return f.page, f.err
@@ -382,7 +387,6 @@ func (c *Channels) read(ctx context.Context, name string, p *partition, from uin
 }
 
 func (c *Channels) runReading(name string, p *partition, r *reading) {
-	defer c.work.Done()
 	for {
 		c.readers <- struct{}{}
 		c.mu.Lock()

@@ -1,8 +1,11 @@
 package relay
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"holdfast/replica"
@@ -104,4 +107,35 @@ func TestBeatsDoubtNoGoodStore(t *testing.T) {
 			t.Error("a client was sent away")
 		}
 	})
+}
+
+// A replica that stops may still hear of losses when the relay has ended: nothing begins then.
+func TestNothingBeginsAfterTheRelayHasEnded(t *testing.T) {
+	w := newWorldOf(t, 0, testGrace)
+	st := w.open()
+	defer st.Close()
+	rep := replica.New(replica.Config{Instance: "r1"}, st)
+	r := New(rep, Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); r.Run(ctx) }()
+	part := r.channels.parts[0]
+	var losing sync.WaitGroup
+	losing.Go(func() {
+		<-ctx.Done()
+		part.lose() // while what has begun is being waited for, or after that
+	})
+	cancel()
+	<-ended
+	losing.Wait()
+	if _, err := r.channels.read(t.Context(), "c:x", part, 0); !errors.Is(err, errStopping) {
+		t.Fatalf("a reading began: %v", err)
+	}
+	part.lose()
+	part.c.work.group.Wait() // of a repair that began before that, which ends with the context
+	part.c.order.Lock()
+	defer part.c.order.Unlock()
+	if part.repairing {
+		t.Fatal("a repair began")
+	}
 }

@@ -9,10 +9,35 @@ import (
 	"holdfast/replica"
 )
 
+// work is what is done in the background. None begins once it is being waited for: the replica may still speak then.
+type work struct {
+	mu    sync.Mutex // guards over, and the group against beginnings while it is waited for
+	over  bool
+	group sync.WaitGroup
+}
+
+// begin runs f in a goroutine; false: it is too late for that.
+func (w *work) begin(f func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.over {
+		w.group.Go(f)
+	}
+	return !w.over
+}
+
+// end waits for what has begun.
+func (w *work) end() {
+	w.mu.Lock()
+	w.over = true
+	w.mu.Unlock()
+	w.group.Wait()
+}
+
 // run carries publications, ends interests and renews records until ctx ends.
 func (c *Channels) run(ctx context.Context) {
 	var group sync.WaitGroup
-	defer c.work.Wait()
+	defer c.work.end()
 	defer group.Wait()
 	for _, p := range c.parts {
 		group.Go(func() { p.pub.run(ctx, p) })

@@ -94,16 +94,17 @@ func (w *world) start(name string) *testNode {
 	}, st)
 	n := &testNode{w: w, name: name, st: st, rep: rep, relay: New(rep, Config{LateAck: testLateAck, Log: log, Channels: w.channels})}
 	NewAudience(rep)
+	// As in a process, the relay outlives the replica.
 	ctx, cancel := context.WithCancel(context.Background())
-	var group sync.WaitGroup
-	group.Go(func() {
+	relayCtx, cancelRelay := context.WithCancel(context.Background())
+	var replicas, relays sync.WaitGroup
+	replicas.Go(func() {
 		if err := rep.Run(ctx); err != nil {
 			w.t.Errorf("replica %s: %v", name, err)
 		}
 	})
-	group.Go(func() { n.relay.Run(ctx) })
-	var once sync.Once
-	n.stop = func() { once.Do(func() { cancel(); group.Wait(); st.Close() }) }
+	relays.Go(func() { n.relay.Run(relayCtx) })
+	n.stop = sync.OnceFunc(func() { cancel(); replicas.Wait(); cancelRelay(); relays.Wait(); st.Close() })
 	w.t.Cleanup(n.stop)
 	select {
 	case <-rep.Ready():
