@@ -76,8 +76,8 @@ func (p *partition) ask() {
 // runRepair ends when it has succeeded, or with the incarnation, or the relay.
 func (p *partition) runRepair(life int) {
 	c := p.c
-	ctx := c.r.context()
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		ctx := c.r.context() // it may have begun before Run
 		c.order.Lock()
 		if p.life != life {
 			c.order.Unlock()
