@@ -134,6 +134,10 @@ func (p *partition) reset() {
 // beyond the mark. Unless something is missing, that is done only if the epoch is another.
 func (p *partition) repairOnce(ctx context.Context, life int, losing bool) error {
 	c := p.c
+	// Before the histories are looked at: they have what comes until then, and the inbox what comes after.
+	if err := c.rep.CheckInbox(ctx, p.n); err != nil {
+		return err
+	}
 	got, err := c.ask(ctx, p, store.SubscribeNone, "", nil)
 	if err != nil {
 		return err

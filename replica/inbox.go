@@ -77,6 +77,24 @@ func (r *Replica) lookAfterFailure(ctx context.Context, l *life, in store.Inbox)
 	return nil
 }
 
+// CheckInbox makes sure that what comes into the inbox of a partition from now on is read: one that has gone back to an
+// older state would give numbers again that have been handled. Listeners are told when it had.
+func (r *Replica) CheckInbox(ctx context.Context, partition int) error {
+	l := r.life.Load()
+	if l == nil {
+		return nil // a new inbox will be made
+	}
+	in := l.inbox
+	in.Partition = partition
+	_, healed, err := r.st.BeatInbox(ctx, in, l.consumed[partition].Load())
+	if healed {
+		for _, li := range r.listeners {
+			li.Receive(partition, nil, true)
+		}
+	}
+	return err
+}
+
 // beatPartitions looks whether partitions have lost messages that this replica knows of, as they do without a word when
 // Redis goes back to an older state and no connection breaks. Where there are several, it looks after their inboxes,
 // beside what Beat does.
