@@ -195,9 +195,9 @@ func (p *partition) local() (topics []*topic, lost []*subscription) {
 	return topics, lost
 }
 
-// turn begins a new epoch: what the clients have got says nothing about it. Those with channels of their own come
-// back for a fresh session, since messages for them may be lost without a trace; the others go on, and are given
-// everything that the new epoch has for them. The caller holds order.
+// turn begins a new epoch: what the clients have got says nothing about it. Those with channels of their own, in
+// whatever partition, come back for a fresh session, since messages for them may be lost without a trace; the others go
+// on, and are given everything that the new epoch has for them. The caller holds order.
 func (p *partition) turn(epoch string, base uint64) {
 	c := p.c
 	c.log.Warn().Int("partition", p.n).Str("former", p.at.Epoch).Str("now", epoch).
@@ -209,15 +209,18 @@ func (p *partition) turn(epoch string, base uint64) {
 	var lost []*subscriber
 	for _, sub := range c.subs {
 		sub.mu.Lock()
-		own := false // it has channels of its own here
+		here, own := false, false // it has channels in this partition; some of its own
 		for _, e := range sub.topics {
-			if e.topic.part != p || e.since == undecided {
-				continue // that one sees that the epoch is another
+			switch {
+			case e.topic.part != p:
+				own = own || !e.auto
+			case e.since == undecided: // that one sees that the epoch is another
+			default:
+				here, own = true, own || !e.auto
+				e.since, e.unrecorded = base, true
 			}
-			own = own || !e.auto
-			e.since, e.unrecorded = base, true
 		}
-		if own && !sub.gone {
+		if here && own && !sub.gone {
 			sub.gone, sub.held = true, nil
 			lost = append(lost, sub)
 		}
@@ -232,11 +235,35 @@ func (p *partition) turn(epoch string, base uint64) {
 	c.cut(lost)
 }
 
-// cut sends clients away whose sessions cannot go on: they come back for fresh ones.
+// cut sends clients away whose sessions cannot go on: they come back for fresh ones. With several partitions, what the
+// others still have of a session would make it one that goes on with some of its channels: that is removed first.
 func (c *Channels) cut(lost []*subscriber) {
 	c.figures.lost.Add(uint64(len(lost)))
-	for _, sub := range lost {
-		sub.session.Link.Reconnect(replica.WhyLost)
+	away := func() {
+		for _, sub := range lost {
+			sub.session.Link.Reconnect(replica.WhyLost)
+		}
+	}
+	if len(c.parts) == 1 || len(lost) == 0 {
+		away()
+		return
+	}
+	began := c.work.begin(func() {
+		defer away()
+		for batch := range slices.Chunk(lost, recordBatch) {
+			pids := make([]string, len(batch))
+			for i, sub := range batch {
+				pids[i] = sub.session.PID
+			}
+			for p := range c.parts {
+				if err := c.rep.Store().DropSessions(c.r.context(), p, pids); err != nil {
+					c.log.Warn().Err(err).Int("partition", p).Msg("records of lost sessions could not be removed")
+				}
+			}
+		}
+	})
+	if !began {
+		away()
 	}
 }
 
