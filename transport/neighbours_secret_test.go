@@ -36,6 +36,7 @@ func startRarelyBeating(t *testing.T, server *redistest.Server, instance, key st
 	case <-time.After(patience):
 		t.Fatalf("%s is not ready: %v", instance, rep.ReadyError())
 	}
+	until(t, "the first beat has been", func() bool { return rep.ReadyError() == nil })
 	return NewNeighbours(rep)
 }
 
