@@ -18,9 +18,9 @@ import (
 type FanoutOptions struct {
 	URLs        []string // subscribers connect to them in turn, publishers to the last
 	Path        string   // "/socket.io/" if empty
-	User        string // each client is a user of its own: this and a number
-	Token       string // sent as auth.token if set; then all are the token's user
-	Mode        string // "channel": channel-subscribe and channel-publish; "room": room-join and room-emit
+	User        string   // each client is a user of its own: this and a number
+	Token       string   // sent as auth.token if set; then all are the token's user
+	Mode        string   // "channel": channel-subscribe and channel-publish; "room": room-join and room-emit
 	Channels    int
 	Subscribers int     // of each channel, its publishers besides
 	Publishers  int     // each publishes to one channel, which it has too
@@ -394,7 +394,7 @@ func (f *fanout) report(took time.Duration, got uint64) FanoutReport {
 		Duplicates: f.duplicates.Load(), OrderViolations: f.disorder.Load(), Lost: f.lost.Load(),
 		Recovered: f.recovered.Load(), Fresh: f.notRecovered.Load(), Back: latencyOf(&f.back),
 		Meanwhile: f.curve.until(f.back.Max()),
-		OwnDelay: latencyOf(&f.own), Curve: f.curve.points(), ErrorsByCode: f.errors,
+		OwnDelay:  latencyOf(&f.own), Curve: f.curve.points(), ErrorsByCode: f.errors,
 	}
 	for i := range f.sent {
 		r.Published += f.sent[i].Load()
