@@ -409,6 +409,11 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 	c.link, c.session = l, session
 	close(c.up)
 	c.mu.Unlock()
+	l.open = true
+	for _, deliver := range l.early {
+		deliver()
+	}
+	l.early = nil
 	if c.options.OnConnect != nil {
 		c.options.OnConnect(c, session)
 	}

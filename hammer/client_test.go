@@ -289,6 +289,24 @@ func TestReconnectBringsPidAndOffset(t *testing.T) {
 	}
 }
 
+func TestRequestsBeforeAdmissionAreAnswered(t *testing.T) {
+	acks := make(chan string, 1)
+	url := serve(t, func(p *peer) {
+		p.greet("25000", "20000")
+		p.send(`421["ask"]`)
+		p.send(`40{"sid":"s1","pid":"p1"}`)
+		p.each(func(packet socketio.Packet) { acks <- string(packet.Append(nil)) })
+	})
+	dial(t, url, Options{Handlers: map[string]Handler{"ask": func(_ []json.RawMessage, ack Ack) {
+		if err := ack.Reply(json.RawMessage("7")); err != nil {
+			t.Error(err)
+		}
+	}}})
+	if got := within(t, "answer", acks); got != "31[7]" {
+		t.Errorf("got %s", got)
+	}
+}
+
 func TestServerDisconnectIsFinal(t *testing.T) {
 	url := serve(t, func(p *peer) {
 		p.open()

@@ -39,6 +39,10 @@ type link struct {
 	patience time.Duration
 
 	writing sync.Mutex // of socket, which takes one writer at a time
+
+	// early are the events that came before the client was admitted, if open is false; connect delivers them.
+	early []func()
+	open  bool
 }
 
 // Ack answers one event. The zero value answers nothing.
@@ -66,8 +70,8 @@ func (a Ack) Reply(args ...json.RawMessage) error {
 	return l.ack(a.id, args)
 }
 
-// openLink makes the WebSocket, does both handshakes, and delivers what the
-// server sends before it admits the client: what a recovered session missed.
+// openLink makes the WebSocket and does both handshakes. What the server sends before it admits the client, as what
+// a recovered session missed, waits in early, as in stock clients: it cannot be answered yet.
 func openLink(ctx context.Context, c *Client, auth []byte) (*link, Session, error) {
 	l := &link{client: c}
 	dialer := websocket.Dialer{
@@ -202,6 +206,10 @@ func (l *link) packet(text []byte, welcome func(socketio.Packet) error) error {
 		var ack Ack
 		if p.HasID {
 			ack = Ack{client: l.client, id: p.ID}
+		}
+		if !l.open {
+			l.early = append(l.early, func() { l.client.dispatch(name, args, ack) })
+			return nil
 		}
 		l.client.dispatch(name, args, ack)
 	case socketio.Ack, socketio.BinaryAck:
