@@ -101,17 +101,18 @@ export const cleanEnv = (extra = {}) => ({
   ...extra,
 });
 
-// Process is one child with its output in a file, which grows over restarts.
+// Process is one child with its output in a file, which grows over restarts. With `talks` its input and its standard
+// output are the test's own: child.stdin and child.stdout.
 export class Process {
-  constructor(name, command, args, { env = {}, cwd } = {}) {
-    Object.assign(this, { name, command, args, env, cwd, output: join(workdir, `${fresh(name)}.log`) });
+  constructor(name, command, args, { env = {}, cwd, talks } = {}) {
+    Object.assign(this, { name, command, args, env, cwd, talks, output: join(workdir, `${fresh(name)}.log`) });
     closeSync(openSync(this.output, 'a'));
   }
 
   start() {
     assert.ok(!this.alive, `${this.name} runs already`);
     const fd = openSync(this.output, 'a');
-    const child = spawn(...bound(this.command, this.args), { stdio: ['ignore', fd, fd], env: cleanEnv(this.env), cwd: this.cwd });
+    const child = spawn(...bound(this.command, this.args), { stdio: this.talks ? ['pipe', 'pipe', fd] : ['ignore', fd, fd], env: cleanEnv(this.env), cwd: this.cwd });
     closeSync(fd);
     running.add(child);
     this.child = child;
