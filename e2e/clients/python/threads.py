@@ -1,17 +1,42 @@
 """The client of python-socketio that uses threads."""
 import os
+import queue
 import sys
+import threading
 
+import engineio
 import socketio
 
 from lines import first, read, say
 
-# The client handles each message in a thread of its own, the attachments of a message too, and depends on these threads
-# running in the order in which they were started. They do, unless the interpreter switches away from one of them.
-sys.setswitchinterval(1)
+
+class InOrder(engineio.Client):
+    """Gives messages to one thread, in order. The client as it is gives each to a new one, attachments too, and nothing
+    keeps these threads in order."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.received = queue.Queue()  # not bounded: the test sends what it can count
+        threading.Thread(target=self.handle, daemon=True).start()
+
+    def _trigger_event(self, event, *args, run_async=False):
+        if not run_async:
+            return super()._trigger_event(event, *args)
+        self.received.put((event, args))
+
+    def handle(self):
+        while True:
+            event, args = self.received.get()
+            super()._trigger_event(event, *args)
+
+
+class Client(socketio.Client):
+    def _engineio_client_class(self):
+        return InOrder
+
 
 want = first()
-client = socketio.Client()
+client = Client()
 
 
 @client.event
