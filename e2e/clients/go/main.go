@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/zishang520/socket.io/clients/engine/v3/transports"
 	"github.com/zishang520/socket.io/clients/socket/v3"
@@ -87,6 +88,8 @@ func connect(want first) (*socket.Socket, error) {
 		}
 		opts.SetTransports(set)
 	}
+	// With any server it misses now and then that its WebSocket has opened. It tries again after this time, 20 s by default.
+	opts.SetTimeout(3 * time.Second)
 	// The client begins to connect at once, and says what comes of it only to who listens by then.
 	opts.SetAutoConnect(false)
 	client, err := socket.Connect(want.URL, opts)
