@@ -26,10 +26,11 @@ define part
 	exit $$status
 endef
 
-# $(call need,COMMAND,DEBIAN PACKAGES) installs what is missing when it can, else says what to install.
+# $(call need,NAME,DEBIAN PACKAGES,TEST) installs what is missing when it can, else says what to install. TEST tells
+# whether it is there; without one, NAME is a command.
 # policy-rc.d keeps a fresh package from starting its own service.
 define need
-@command -v $(1) >/dev/null && exit 0; \
+@there() { $(if $(3),$(3),command -v $(1)) >/dev/null 2>&1; }; there && exit 0; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "make: $(1) is missing; install it, on Debian with: sudo apt-get install $(2)" >&2; exit 1; \
 	fi; \
@@ -38,15 +39,16 @@ define need
 	if [ ! -e $$policy ]; then trap 'rm -f '$$policy EXIT; printf '#!/bin/sh\nexit 101\n' >$$policy; chmod +x $$policy; fi; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2) >/dev/null; \
-	command -v $(1) >/dev/null || { echo "make: $(1) is still missing" >&2; exit 1; }
+	there || { echo "make: $(1) is still missing" >&2; exit 1; }
 endef
 
-.PHONY: help build test bench hammer chaos fuzz lint clean tools check-format vet test-go test-e2e
+.PHONY: help build test clients bench hammer chaos fuzz lint clean tools check-format vet test-go test-e2e
 
 help:
 	@printf '%s\n' \
 		'build   a static ./holdfast' \
 		'test    format, vet, Go tests with the race detector, end-to-end tests' \
+		'clients outside clients, Python and Go; installs what is missing' \
 		'bench   Go benchmarks                  (BENCH=regexp PKG=./store)' \
 		'hammer  end-to-end tests, long forms   (E2E=store.test.mjs)' \
 		'chaos   Go tests, long forms           (RUN=regexp PKG=./hammer)' \
@@ -89,6 +91,12 @@ test-go:
 
 test-e2e: e2e/node_modules/.package-lock.json
 	cd e2e && HOLDFAST_BIN=$${HOLDFAST_BIN:-$(BINARY)} node --test --test-concurrency=$(E2E_JOBS) --test-reporter=$(REPORTER) $(E2E)
+
+# test-e2e leaves out the clients that the machine lacks; here they have to be there.
+clients: tools build
+	$(call need,python-socketio,python3-socketio python3-aiohttp python3-websocket python3-requests,/usr/bin/python3 -c 'import socketio; import aiohttp; import websocket; import requests')
+	cd e2e/clients/go && go mod download && go vet ./...
+	$(call part,clients,HOLDFAST_CLIENTS=1 $(MAKE) test-e2e E2E=clients.test.mjs)
 
 bench:
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PKG)

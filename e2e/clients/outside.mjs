@@ -64,11 +64,11 @@ const unpack = (value) => {
 };
 
 // Outside is one such client. It keeps count: .connects are what it was told at each CONNECT, .ends its disconnects,
-// .events what it got, .registrations how often all its methods were registered.
+// .events what it got, .registered how many of its methods are registered since it last connected.
 export class Outside extends Process {
   constructor(name, { command, args }, first) {
     super(name, command, args, { talks: true });
-    Object.assign(this, { first, connects: [], ends: [], refusals: [], events: [], registrations: 0, registered: 0, asked: 0, waiting: new Map() });
+    Object.assign(this, { first, connects: [], ends: [], refusals: [], events: [], registered: 0, asked: 0, waiting: new Map() });
   }
 
   start() {
@@ -82,13 +82,15 @@ export class Outside extends Process {
   tell(line) { this.child.stdin.write(`${JSON.stringify(pack(line))}\n`); }
 
   hears(line) {
-    if ('connect' in line) this.connects.push(line.connect);
-    else if ('disconnect' in line) this.ends.push(line.disconnect);
+    if ('connect' in line) {
+      this.connects.push(line.connect);
+      this.registered = 0;
+    } else if ('disconnect' in line) this.ends.push(line.disconnect);
     else if ('refused' in line) this.refusals.push(line.refused);
     else if ('event' in line) this.events.push(line);
     else if ('registered' in line) {
       if (!line.answer?.ok) this.trouble = line;
-      else if (++this.registered % this.first.methods.length === 0) this.registrations++;
+      else this.registered++;
     } else this.waiting.get(line.answer)?.(line.data);
   }
 
@@ -109,11 +111,11 @@ export class Outside extends Process {
   transport() { return this.question({ transport: ++this.asked }, 10_000); }
   got(event) { return this.events.filter((e) => e.event === event).map((e) => e.args[0]); }
 
-  async online(registrations = 1, within = 30_000) {
+  async online(within = 30_000) {
     await waitFor(`${this.name} has registered`, () => {
       assert.ok(this.alive, `${this.name} ended:\n${this.log.slice(-2000)}`);
       assert.ok(!this.trouble, `${this.name}: ${JSON.stringify(this.trouble)}`);
-      return this.registrations >= registrations;
+      return this.connects.length && this.registered === this.first.methods.length;
     }, within);
   }
 }
