@@ -265,18 +265,19 @@ export async function balancer(urls) {
   const server = net.createServer((client) => {
     open.add(client);
     client.on('close', () => open.delete(client)).on('error', () => {});
-    const attempt = (left) => {
-      const target = net.connect(ports[next++ % ports.length], '127.0.0.1');
+    const first = next++;
+    const attempt = (tried) => {
+      const target = net.connect(ports[(first + tried) % ports.length], '127.0.0.1');
       let connected = false;
       target.on('connect', () => {
         connected = true;
         client.pipe(target).pipe(client);
         client.on('close', () => target.destroy());
       });
-      target.on('error', () => { if (connected || !left || client.destroyed) client.destroy(); else attempt(left - 1); });
+      target.on('error', () => { if (connected || tried === ports.length - 1 || client.destroyed) client.destroy(); else attempt(tried + 1); });
       target.on('close', () => { if (connected) client.destroy(); });
     };
-    attempt(ports.length - 1);
+    attempt(0);
   });
   await new Promise((done) => server.listen(0, '127.0.0.1', done));
   return {
