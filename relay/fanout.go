@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"runtime"
 	"strings"
 
 	"holdfast/replica"
@@ -101,7 +102,7 @@ func (p *partition) hand(a arrival) {
 	}
 	p.at = a.Mark
 	if a.known {
-		p.c.deliver(p.delivery(a.message, a.Mark))
+		p.c.deliver(p.delivery(a.message, a.Mark), a.alone)
 	}
 }
 
@@ -128,8 +129,17 @@ func (c *Channels) broadcast(m message, at cursor) *replica.Broadcast {
 	return b
 }
 
+const (
+	// writeEvery is after how many clients those that have been given a message that came alone are let write it:
+	// else the first one's write begins when the last one has been given it.
+	writeEvery = 16
+	// writeAtMost is to how many clients in all: the order of messages is held up meanwhile. More, like a backlog, is
+	// given out at once, and many messages then go in one write.
+	writeAtMost = 256
+)
+
 // deliver gives a message to all clients here that have its channel. The caller holds order.
-func (c *Channels) deliver(d *delivery) {
+func (c *Channels) deliver(d *delivery, alone bool) {
 	c.mu.RLock()
 	t := c.topics[d.Channel]
 	var subs []*subscription
@@ -137,8 +147,12 @@ func (c *Channels) deliver(d *delivery) {
 		subs = t.subs
 	}
 	c.mu.RUnlock()
-	for _, e := range subs {
+	alone = alone && len(subs) <= writeAtMost
+	for i, e := range subs {
 		e.give(c, d)
+		if alone && i%writeEvery == writeEvery-1 {
+			runtime.Gosched()
+		}
 	}
 	c.figures.delivered.Add(uint64(len(subs)))
 }

@@ -94,6 +94,7 @@ type arrival struct {
 	store.Mark
 	message
 	known bool
+	alone bool // nothing else came with it: there is no backlog
 }
 
 // decodeArrival reads the first channel message of an inbox's entry, which begins with store.ChannelByte.

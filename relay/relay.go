@@ -225,6 +225,7 @@ func (r *Relay) Receive(partition int, messages []store.Message, lost bool) {
 					r.log.Error().Err(err).Uint64("seq", m.Seq).Msg("a channel's message in the inbox cannot be read; it is skipped")
 					break
 				}
+				a.alone = len(messages) == 1 && len(rest) == 0
 				part.receive(a)
 				continue
 			}
