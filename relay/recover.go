@@ -68,6 +68,9 @@ func (c *Channels) Prepare(ctx context.Context, pid, offset string) (*Plan, erro
 			return nil, err
 		}
 		part := planPart{from: at, record: rec}
+		if rec.Epoch == "" && at[p].Epoch != "" && at[p].Epoch != rec.Mark.Epoch {
+			err = errLost // all that was there, and a record of the session may have been
+		}
 		if rec.Epoch != "" {
 			found = true
 			switch {

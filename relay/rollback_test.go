@@ -139,3 +139,28 @@ func TestNothingBeginsAfterTheRelayHasEnded(t *testing.T) {
 		t.Fatal("a repair began")
 	}
 }
+
+// One node of a Cluster loses what it has while a client is away: the records that the others have do not make up for
+// that one.
+func TestSessionsThatOnePartitionHasLostAreNotRecovered(t *testing.T) {
+	w := newWorldIn(t, 2, setting{partitions: 4, args: []string{"--appendonly", "no"}})
+	n := w.nodes[0]
+	lost, kept := "c:x", "c:y"
+	for i := 0; store.PartitionOf(kept, 4) == store.PartitionOf(lost, 4); i++ {
+		kept = fmt.Sprint("c:y", i)
+	}
+	a := n.come("a", "", "")
+	a.subscribe(lost)
+	a.subscribe(kept)
+	n.publish(lost, "1")
+	a.gets("1")
+	n.publish(kept, "2")
+	a.gets("1 2")
+	a.drop(true)
+	w.server.Do(t, "EVAL", "for _, k in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', k) end", "0",
+		fmt.Sprintf("{test.%d}:*", store.PartitionOf(lost, 4)))
+	b := w.nodes[1].come("b", "", "")
+	b.subscribe(lost) // the partition begins anew
+	w.nodes[1].publish(lost, "3")
+	a.again(w.nodes[1]).wantRecovered(false)
+}
