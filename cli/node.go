@@ -68,7 +68,7 @@ func newNode(cfg nodeConfig) (*node, error) {
 		return nil, fmt.Errorf("listen on --listen %s: %w", cfg.Listen, err)
 	}
 	cfg.Advertise = withPort(cfg.Advertise, l.Addr())
-	l = politeListener{l}
+	l = polite(l)
 	if cfg.TLS != nil {
 		l = cfg.TLS.over(l)
 	}
