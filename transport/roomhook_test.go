@@ -141,7 +141,10 @@ func TestRoomHookOfAPausedOwner(t *testing.T) {
 	}
 	before := s.count()
 	proxy.Freeze(false)
-	a.until("a knows that the rooms have moved", func(s *projections.State) bool { return s.Room("r0").Owner == "b" })
+	a.until("a knows that the rooms have moved, and has started anew after its loss", func(s *projections.State) bool {
+		_, live := s.Replica("a")
+		return live && s.Room("r0").Owner == "b"
+	})
 	for end := time.Now().Add(patience); a.rep.ReadyError() != nil || !a.rep.Leased(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("a is not back")
