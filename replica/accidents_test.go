@@ -271,10 +271,16 @@ func TestPausedReplicaIsFencedAndStartsAnew(t *testing.T) {
 		return b.ReplicaCount() == 1 && av == projections.NotAvailable
 	})
 	proxy.Cut(false)
-	eventually(t, "it has started anew", func() bool {
-		self, _, ok := a.Self()
-		return ok && self != first && a.ReadyError() == nil && b.ReplicaCount() == 2
-	})
+	for ready, end := false, time.Now().Add(20*time.Second); !ready; { // without a pause: the time it does not know is short
+		if time.Now().After(end) {
+			t.Fatal("it has not started anew")
+		}
+		ready = a.ReadyError() == nil
+		if self, _, _ := a.Self(); ready && self == first {
+			t.Fatal("a replica that was declared lost says that it is ready")
+		}
+	}
+	eventually(t, "all know of it", func() bool { return a.ReplicaCount() == 2 && b.ReplicaCount() == 2 })
 	if session.Link.(*link).reconnects.Load() != 1 || a.seen.fenced.Load() != 1 {
 		t.Error("its client was not closed, or nobody was told")
 	}

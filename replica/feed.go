@@ -189,12 +189,12 @@ func (r *Replica) ingest(records []events.Record) error {
 	if len(fresh) > 0 {
 		r.deferred = nil
 		r.noteDue(fresh)
+		r.noteOwnEnd(fresh)
 		r.announce()
 	}
 	r.mu.Unlock()
 	if len(fresh) > 0 {
 		r.metrics.Applied.Add(uint64(len(fresh)))
-		r.noteOwnEnd(fresh)
 		for _, li := range r.listeners {
 			li.Applied(fresh)
 			if len(changes) > 0 {
@@ -218,7 +218,8 @@ func (r *Replica) announce() {
 	r.moved = make(chan struct{})
 }
 
-// noteOwnEnd fences this incarnation when an event has ended it.
+// noteOwnEnd fences this incarnation when an event has ended it. The caller holds mu: nobody sees a state without this
+// incarnation and takes it for one that the log has lost.
 func (r *Replica) noteOwnEnd(records []events.Record) {
 	l := r.life.Load()
 	if l == nil {
@@ -234,9 +235,6 @@ func (r *Replica) noteOwnEnd(records []events.Record) {
 		}
 		if incarnation == l.inbox.Incarnation {
 			l.end()
-			r.mu.Lock()
-			r.announce()
-			r.mu.Unlock()
 		}
 	}
 }
@@ -277,17 +275,15 @@ func (r *Replica) rebuild(ctx context.Context, why error) error {
 	r.head = events.Position{}
 	r.leasedUntil, r.leasedFrom = time.Time{}, events.Position{} // positions of the former log mean nothing
 	r.recent = f.recent
+	if l := r.life.Load(); l != nil {
+		if live, ok := r.state.Replica(r.cfg.Instance); ok && live.Incarnation != l.inbox.Incarnation {
+			l.end()
+		}
+	}
 	r.announce()
 	r.mu.Unlock()
 	r.sessions.followTo(position)
 	r.scheduleAll()
-	if l := r.life.Load(); l != nil {
-		r.View(func(s *projections.State) {
-			if live, ok := s.Replica(r.cfg.Instance); ok && live.Incarnation != l.inbox.Incarnation {
-				l.end()
-			}
-		})
-	}
 	for _, li := range r.listeners {
 		li.Rebuilt()
 		if len(changes) > 0 {

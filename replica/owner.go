@@ -87,10 +87,10 @@ func (r *Replica) leased() bool {
 }
 
 // leaseRenewed notes a beat that was sent then and has seen the log's head. Had the lease run out, others may have
-// recorded anything up to that head.
+// recorded anything up to that head. A head before that one is of a log that has gone back.
 func (r *Replica) leaseRenewed(sent time.Time, head events.Position) {
 	r.mu.Lock()
-	if !sent.Before(r.leasedUntil) {
+	if !sent.Before(r.leasedUntil) || head.Before(r.leasedFrom) {
 		r.leasedFrom = head
 	}
 	r.leasedUntil = sent.Add(r.cfg.LeaseTTL)

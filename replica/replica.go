@@ -230,6 +230,9 @@ func (r *Replica) ReadyError() error {
 	if since := time.Since(time.Unix(0, r.lastBeat.Load())); since > r.cfg.LeaseTTL {
 		return fmt.Errorf("the store has not answered for %s", since.Round(100*time.Millisecond))
 	}
+	if !r.Leased() { // it may have been declared lost, and not know it yet
+		return errors.New("its lease had run out, or is not confirmed yet: reading what the log has since")
+	}
 	return nil
 }
 
