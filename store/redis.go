@@ -48,10 +48,11 @@ type Options struct {
 }
 
 // Store is one replica's access to Redis. All methods may be called at the same time. Commands that do not
-// wait share one connection for each node and keep their order on it; reads that wait have their own.
+// wait share one connection for each node and keep their order on it; reads that wait have their own, and so has SendMany.
 type Store struct {
 	client  rueidis.Client
 	reader  rueidis.Client // of reads that wait
+	sender  rueidis.Client // of SendMany; it pipelines once two of those are made at a time
 	keys    keys
 	timeout time.Duration
 	doors   *doors
@@ -116,9 +117,15 @@ func Open(o Options) (*Store, error) {
 	}
 	s.client = client
 	// Reads that wait have a client of their own that does not pipeline: each has a connection to itself, and
-	// with one goroutine in place of three it has its answer two wake-ups earlier.
+	// with one goroutine in place of three it has its answer two wake-ups earlier. SendMany, of which there is one at
+	// a time, has one for the same reason.
 	option.AlwaysPipelining = false
 	if s.reader, err = rueidis.NewClient(option); err != nil {
+		client.Close()
+		return nil, fmt.Errorf("store: open: %w: %w", ErrUnavailable, err)
+	}
+	if s.sender, err = rueidis.NewClient(option); err != nil {
+		s.reader.Close()
 		client.Close()
 		return nil, fmt.Errorf("store: open: %w: %w", ErrUnavailable, err)
 	}
@@ -139,6 +146,7 @@ func (s *Store) Close() {
 	s.close()
 	s.waiting.Wait()
 	s.reader.Close()
+	s.sender.Close()
 	s.client.Close()
 }
 

@@ -35,7 +35,7 @@ func (s *Store) SendMany(ctx context.Context, out []Outgoing) []error {
 	}
 	bounded, cancel := s.bounded(ctx)
 	defer cancel()
-	for i, res := range s.client.DoMulti(bounded, cmds...) {
+	for i, res := range s.sender.DoMulti(bounded, cmds...) {
 		err := s.check(ctx, op, res)
 		if err == nil && rueidis.IsRedisNil(res.Error()) {
 			err = fmt.Errorf("store: %s: %w", op, ErrNoInbox)
