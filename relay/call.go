@@ -35,6 +35,9 @@ type Outcome struct {
 	Code string // empty: it succeeded
 	// Ack is the answer to the caller: {"ok":true,"result":…} or {"ok":false,"error":…,"code":…}.
 	Ack replica.Payload
+	// Alone: the caller has no other call under way, so that it waits for this one, and nothing is likely to follow that
+	// could be sent along with it.
+	Alone bool
 }
 
 // success is the outcome of a call that was answered with a packed result.
@@ -357,13 +360,18 @@ func (r *Relay) number(c *call) bool {
 
 // answer completes the call that a peer has acknowledged.
 func (r *Relay) answer(peer projections.PeerID, id uint32, result []byte) {
+	o := success(result)
+	var done func(Outcome)
 	r.mu.Lock()
 	c := r.acks[ackKey{peer: peer, id: id}]
 	if c != nil {
-		r.end(c, success(result), true)
+		done = r.conclude(c, &o, true)
 	}
 	r.mu.Unlock()
-	if c == nil && hasRecord(id) {
+	switch {
+	case done != nil:
+		done(o) // it may write to the network
+	case c == nil && hasRecord(id):
 		r.recordAnswer(peer, id, result)
 	}
 }
@@ -391,8 +399,15 @@ func (r *Relay) cancel(c *call) {
 
 // end gives the call its one outcome. ran says that the handler may have run: then a repeat gets this outcome.
 func (r *Relay) end(c *call, o Outcome, ran bool) {
+	if done := r.conclude(c, &o, ran); done != nil {
+		done(o)
+	}
+}
+
+// conclude is end, but that whoever has to be told of the outcome, if anybody, is returned.
+func (r *Relay) conclude(c *call, o *Outcome, ran bool) (done func(Outcome)) {
 	if r.calls[c.number] != c {
-		return
+		return nil
 	}
 	delete(r.calls, c.number)
 	c.timeout.Stop()
@@ -407,15 +422,17 @@ func (r *Relay) end(c *call, o Outcome, ran bool) {
 		if delete(set, c); set != nil && len(set) == 0 {
 			delete(r.byCaller, c.caller.Connection)
 			emptied.Put(set)
+			o.Alone = true
 		}
 	}
 	if c.key != nil && c.phase != joining {
-		r.recordEnd(c, o, ran)
+		r.recordEnd(c, *o, ran)
 	}
 	r.observe(o.Code, time.Since(c.started))
-	if c.caller != nil {
-		c.done(o)
+	if c.caller == nil {
+		return nil
 	}
+	return c.done
 }
 
 func (r *Relay) observe(code string, took time.Duration) {

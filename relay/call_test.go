@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
@@ -35,6 +36,31 @@ func TestCallIsAnswered(t *testing.T) {
 			call.wants("", fmt.Sprint(i))
 		}
 	})
+}
+
+func TestLastOfSeveralCallsIsAlone(t *testing.T) {
+	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+		d, c, other := at.connect("d", ""), from.connect("c", ""), from.connect("other", "")
+		d.register("m", false)
+		calls := []*testCall{c.call(numbered(0)), c.call(numbered(1)), other.call(numbered(2))}
+		left := map[bool]int{true: 1, false: 2} // of the other's and the caller's own
+		for range calls {
+			r := d.request()
+			var n int
+			if err := json.Unmarshal(r.Params, &n); err != nil {
+				t.Fatal(err)
+			}
+			left[n == 2]--
+			d.answer(r, "1")
+			if o := calls[n].outcome(); o.Code != "" || o.Alone != (left[n == 2] == 0) {
+				t.Errorf("call %d: %+v", n, o)
+			}
+		}
+	})
+}
+
+func numbered(n int) Request {
+	return Request{Method: "m", Params: replica.Payload{JSON: fmt.Append(nil, n)}}
 }
 
 func TestMethodNobodyHolds(t *testing.T) {

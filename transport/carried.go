@@ -16,6 +16,8 @@ const (
 	// readChunk is how much one system call reads, and gatherBytes how much one writes, of what is small.
 	readChunk   = 8 << 10
 	gatherBytes = 16 << 10
+	// promptBytes is the longest packet that is written by who has it for the client. Its frame is written in one part.
+	promptBytes = 1 << 10
 	// deadlineSlack is how much later than asked for a write may time out. Setting a deadline costs as much as
 	// a small system call.
 	deadlineSlack = time.Second
@@ -41,7 +43,9 @@ type carried struct {
 	left   []byte // not yet read of buffer or, without one, of what is given out before all that comes
 	err    error
 
-	// Of whoever writes; the WebSocket's lock is held.
+	writing  sync.Mutex // guards what follows, and that frames go out whole
+	begun    []byte     // what is still to be written of a frame that now has begun
+	skip     bool       // that is the frame which is written next, control frames aside
 	deadline time.Time
 	rest     int    // bytes that are still to come of a frame written in parts
 	holding  bool   // the frames of a compressed message that is not complete
@@ -137,8 +141,41 @@ const (
 	maxFrameHeader = 10
 )
 
+// now is webSocket.now: the outbox has handed out nothing, so no frame is being written but maybe a control frame. It does
+// not wait, neither for that nor for the client.
+func (t *carried) now(packet []byte) bool {
+	if t.raw == nil || !t.framed || len(packet) > promptBytes || t.deflate && len(packet) >= deflateFrom || !t.writing.TryLock() {
+		return false
+	}
+	defer t.writing.Unlock()
+	buffer := gatherBuffers.Get().(*[gatherBytes]byte)
+	defer gatherBuffers.Put(buffer)
+	frame := appendFrame(buffer[:0], packet, false)
+	n := 0
+	err := t.raw.Control(func(fd uintptr) { n, _ = t.c.srv.write(int(fd), frame) })
+	if n == len(frame) {
+		return true
+	}
+	if err == nil && n > 0 {
+		t.begun, t.skip = append([]byte(nil), frame[n:]...), true
+	}
+	return false
+}
+
 // Write writes a frame or, if that is large, a part of one.
 func (t *carried) Write(b []byte) (int, error) {
+	t.writing.Lock()
+	defer t.writing.Unlock()
+	if len(t.begun) > 0 {
+		if _, err := t.Conn.Write(t.begun); err != nil {
+			return 0, err
+		}
+		t.begun = nil
+	}
+	if t.skip && b[0]&controlFrame == 0 {
+		t.skip = false
+		return len(b), nil
+	}
 	if t.rest > 0 {
 		t.rest -= len(b)
 		if t.heldPart {

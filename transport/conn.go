@@ -175,16 +175,26 @@ func (c *conn) violated(err error) {
 
 // send queues a packet and its attachments, as outbox.put does; false: the connection is over, and dropped is not called.
 func (c *conn) send(packet []byte, attachments [][]byte, dropped func()) bool {
-	switch c.out.put(packet, attachments, dropped) {
-	case putQueued:
-		return true
-	case putFull:
-		if c.cut(ReasonOutboxFull) {
-			c.srv.overflows.Add(1)
-			c.srv.log.Info().Str("conn", c.id).Str("remote", c.remote).Msg("outbox full, client cut off")
-		}
+	return c.accepted(c.out.put(packet, attachments, dropped))
+}
+
+// sendNow is send as outbox.putNow does.
+func (c *conn) sendNow(packet []byte) {
+	written, result := c.out.putNow(packet)
+	if written {
+		c.srv.messagesOut.Add(1)
+		c.srv.bytesOut.Add(uint64(len(packet)))
 	}
-	return false
+	c.accepted(result)
+}
+
+// accepted cuts the connection whose outbox is full.
+func (c *conn) accepted(result putResult) bool {
+	if result == putFull && c.cut(ReasonOutboxFull) {
+		c.srv.overflows.Add(1)
+		c.srv.log.Info().Str("conn", c.id).Str("remote", c.remote).Msg("outbox full, client cut off")
+	}
+	return result == putQueued
 }
 
 // sent comes from the wire after each packet that it was handed.

@@ -65,6 +65,13 @@ const (
 // put queues a packet, unless that is nil, and its attachments, which must not change afterwards. Nothing comes
 // between them but a ping, and dropped is about the packet: without it, nobody misses the attachments.
 func (o *outbox) put(packet []byte, attachments [][]byte, dropped func()) putResult {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.queue(packet, attachments, dropped)
+}
+
+// queue is put for who holds mu.
+func (o *outbox) queue(packet []byte, attachments [][]byte, dropped func()) putResult {
 	size, count := 0, len(attachments)
 	for _, a := range attachments {
 		size += len(a)
@@ -72,8 +79,6 @@ func (o *outbox) put(packet []byte, attachments [][]byte, dropped func()) putRes
 	if packet != nil {
 		size, count = size+len(packet), count+1
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if o.state != outboxOpen {
 		return putOver
 	}
@@ -93,6 +98,26 @@ func (o *outbox) put(packet []byte, attachments [][]byte, dropped func()) putRes
 	o.bytes += size
 	o.hand()
 	return putQueued
+}
+
+// prompt is a carrier that can write a packet at once, if it has none and need not wait for that.
+type prompt interface {
+	carrier
+	// now reports whether it has written the packet. If not, that may be begun: then the packet is carried next.
+	now(packet []byte) bool
+}
+
+// putNow is put for a packet that nothing is likely to follow at once: if nothing waits or is with the carrier, and that
+// can do it without waiting, it has been written.
+func (o *outbox) putNow(packet []byte) (written bool, result putResult) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.state == outboxOpen && o.n == 0 {
+		if to, ok := o.to.(prompt); ok && to.now(packet) {
+			return true, putQueued
+		}
+	}
+	return false, o.queue(packet, nil, nil)
 }
 
 // putFirst queues a packet before all that the carrier does not have yet, beyond the bounds: a

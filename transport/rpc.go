@@ -89,7 +89,13 @@ func (g *Gateway) rpcCall(m *member, args []json.RawMessage, attachments [][]byt
 	if len(attachments) > 0 {
 		req.Params = payload(req.Params.JSON, attachments)
 	}
-	g.relay.Call(m.session, req, func(o relay.Outcome) { ack.ReplyBinary(o.Ack.Attachments, o.Ack.JSON) })
+	g.relay.Call(m.session, req, func(o relay.Outcome) {
+		if o.Alone && len(o.Ack.Attachments) == 0 {
+			ack.replyNow(o.Ack.JSON)
+			return
+		}
+		ack.ReplyBinary(o.Ack.Attachments, o.Ack.JSON)
+	})
 }
 
 // anyCall reads the argument of a call, or says what is wrong with it.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -104,6 +105,7 @@ type Server struct {
 	newHandler     func(*conn) handler
 	finishTimeout  time.Duration
 	upgradeTimeout time.Duration
+	write          func(fd int, b []byte) (int, error) // of carried.now; changed by tests
 
 	opening chan struct{} // has a place for each session that is being opened
 	forward *forwarder    // nil without a Cluster
@@ -137,6 +139,7 @@ func NewServer(o Options, app App) *Server {
 		partings:       map[string]struct{}{},
 		closed:         map[Reason]uint64{},
 		opening:        make(chan struct{}, maxOpening),
+		write:          syscall.Write,
 	}
 	for _, p := range s.opt.Paths {
 		s.paths = append(s.paths, strings.TrimSuffix(p, "/"))

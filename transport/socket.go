@@ -198,6 +198,17 @@ func (a Ack) ReplyBinary(attachments [][]byte, rawJSON ...[]byte) {
 	a.p.s.send(dst, attachments, nil)
 }
 
+// replyNow is Reply for what nothing is likely to follow at once that could be sent along with it.
+func (a Ack) replyNow(rawJSON ...[]byte) {
+	if a.p == nil || a.p.used.Swap(true) {
+		return
+	}
+	s := a.p.s
+	if packet := socketio.AppendAck(message(0, rawJSON), a.p.id, rawJSON...); !s.over.Load() {
+		s.c.sendNow(s.addressed(packet))
+	}
+}
+
 // admit runs App.Connect, answers the client, and makes the calls that were kept meanwhile.
 // It owns the Socket's calls until it sets phaseOpen.
 func (s *Socket) admit(ctx context.Context, auth json.RawMessage, joined func()) {

@@ -185,6 +185,8 @@ func (w *webSocket) carry(packet []byte, binary bool) error {
 	return (*melody.Session)(w).Write(packet)
 }
 
+func (w *webSocket) now(packet []byte) bool { return carriedOf((*melody.Session)(w)).now(packet) }
+
 func (w *webSocket) bye(reason Reason) error {
 	return w.raw().WriteControl(websocket.CloseMessage,
 		websocket.FormatCloseMessage(reason.closeCode(), string(reason)), time.Now().Add(cutTimeout))
