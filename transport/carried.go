@@ -43,7 +43,7 @@ type carried struct {
 	left   []byte // not yet read of buffer or, without one, of what is given out before all that comes
 	err    error
 
-	writing  sync.Mutex // guards what follows, and that frames go out whole
+	writing  sync.Mutex // of frames, or parts of one: held for each write
 	begun    []byte     // what is still to be written of a frame that now has begun
 	skip     bool       // that is the frame which is written next, control frames aside
 	deadline time.Time
