@@ -148,19 +148,32 @@ func (t *carried) now(packet []byte) bool {
 		return false
 	}
 	defer t.writing.Unlock()
-	buffer := gatherBuffers.Get().(*[gatherBytes]byte)
-	defer gatherBuffers.Put(buffer)
-	frame := appendFrame(buffer[:0], packet, false)
-	n := 0
-	err := t.raw.Control(func(fd uintptr) { n, _ = t.c.srv.write(int(fd), frame) })
-	if n == len(frame) {
-		return true
+	w := promptWrites.Get().(*promptWrite)
+	defer promptWrites.Put(w)
+	w.call, w.frame, w.n = t.c.srv.write, appendFrame(w.buffer[:0], packet, false), 0
+	if t.raw.Control(w.do) != nil {
+		return false
 	}
-	if err == nil && n > 0 {
-		t.begun, t.skip = append([]byte(nil), frame[n:]...), true
+	if w.n > 0 && w.n < len(w.frame) {
+		t.begun, t.skip = append([]byte(nil), w.frame[w.n:]...), true
 	}
-	return false
+	return w.n == len(w.frame)
 }
+
+// promptWrite is one system call of now.
+type promptWrite struct {
+	call   func(fd int, b []byte) (int, error)
+	frame  []byte
+	n      int // bytes written; -1 or 0 if it failed
+	do     func(fd uintptr)
+	buffer [maxFrameHeader + promptBytes]byte
+}
+
+var promptWrites = sync.Pool{New: func() any {
+	w := new(promptWrite)
+	w.do = func(fd uintptr) { w.n, _ = w.call(int(fd), w.frame) }
+	return w
+}}
 
 // Write writes a frame or, if that is large, a part of one.
 func (t *carried) Write(b []byte) (int, error) {
