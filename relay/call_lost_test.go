@@ -27,7 +27,7 @@ func TestReplicaOfTheDaemonDies(t *testing.T) {
 }
 
 func TestReplicaOfTheDaemonDiesAndNobodyComesBack(t *testing.T) {
-	w := newWorld(t, 2)
+	w := newWorldOf(t, 2, short)
 	at, from := w.nodes[0], w.nodes[1]
 	d, c := at.connect("d", ""), from.connect("c", "")
 	d.register("m", false)
@@ -36,17 +36,22 @@ func TestReplicaOfTheDaemonDiesAndNobodyComesBack(t *testing.T) {
 	at.kill()
 	inHandler.wants(CodeTargetLost, "")
 	w.eventually("the registration is gone", func() bool { return from.availability("m") == projections.NotAvailable })
-	started := time.Now()
-	c.call(Request{Method: "m"}).wants(CodeNotAvailable, "")
-	if took := time.Since(started); took > 100*time.Millisecond {
-		t.Errorf("not available after %s", took)
+	// The quickest of some: any of them may have had to wait for the machine, and each would wait for a timer.
+	quickest := time.Hour
+	for range 10 {
+		started := time.Now()
+		c.call(Request{Method: "m"}).wants(CodeNotAvailable, "")
+		quickest = min(quickest, time.Since(started))
+	}
+	if quickest > 100*time.Millisecond {
+		t.Errorf("not available after %s", quickest)
 	}
 }
 
 // The loss of its replica ends a daemon's registrations, but a request that may be repeated waits as long for
 // its return as one that may not.
 func TestReplaySafeOutlivesTheReplicaOfItsDaemon(t *testing.T) {
-	w := newWorldOf(t, 2, 4*time.Second)
+	w := newWorld(t, 2)
 	at, from := w.nodes[0], w.nodes[1]
 	d, c := at.connect("d", ""), from.connect("c", "")
 	d.register("m", true)
@@ -65,7 +70,7 @@ func TestReplaySafeOutlivesTheReplicaOfItsDaemon(t *testing.T) {
 }
 
 func TestReplaySafeWaitsForTheNewProcessOfALostDaemon(t *testing.T) {
-	w := newWorldOf(t, 2, 4*time.Second)
+	w := newWorld(t, 2)
 	at, from := w.nodes[0], w.nodes[1]
 	d, c := at.connect("d", ""), from.connect("c", "")
 	d.register("m", true)

@@ -12,10 +12,14 @@ import (
 
 // The table of the protocol, across two replicas and on one.
 func onOneAndTwoReplicas(t *testing.T, f func(t *testing.T, w *world, daemonAt, callerAt *testNode)) {
+	onOneAndTwoReplicasOf(t, long, f)
+}
+
+func onOneAndTwoReplicasOf(t *testing.T, waits waits, f func(t *testing.T, w *world, daemonAt, callerAt *testNode)) {
 	for _, n := range []int{1, 2} {
 		t.Run(fmt.Sprintf("%d replicas", n), func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, n)
+			w := newWorldOf(t, n, waits)
 			f(t, w, w.nodes[0], w.nodes[n-1])
 			w.quiet()
 		})
@@ -126,7 +130,7 @@ func TestDaemonAwayCallIsHeldAndServed(t *testing.T) {
 }
 
 func TestDaemonAwayForGoodHeldCallFailsWithTheGrace(t *testing.T) {
-	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+	onOneAndTwoReplicasOf(t, short, func(t *testing.T, w *world, at, from *testNode) {
 		for _, wish := range []bool{false, true} {
 			d, c := at.connect("d", ""), from.connect("c", "")
 			d.register("m", false)
@@ -134,8 +138,8 @@ func TestDaemonAwayForGoodHeldCallFailsWithTheGrace(t *testing.T) {
 			d.leave(wish)
 			w.settle()
 			c.call(Request{Method: "m"}).wants(CodeNotAvailable, "")
-			if took := time.Since(left); took < testGrace-50*time.Millisecond || took > testGrace+3*time.Second {
-				t.Errorf("failed after %s, the grace is %s", took, testGrace)
+			if took := time.Since(left); took < short.grace-50*time.Millisecond || took > short.grace+3*time.Second {
+				t.Errorf("failed after %s, the grace is %s", took, short.grace)
 			}
 			w.eventually("not available everywhere", func() bool { return from.availability("m") == projections.NotAvailable })
 		}
@@ -178,17 +182,19 @@ func TestLateAckWhileTheFormerConnectionIsHalfOpen(t *testing.T) {
 }
 
 func TestLateAckThatNeverComes(t *testing.T) {
-	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+	back := long
+	back.lateAck = short.lateAck
+	onOneAndTwoReplicasOf(t, back, func(t *testing.T, w *world, at, from *testNode) {
 		d, c := at.connect("d", ""), from.connect("c", "")
 		d.register("m", false)
 		call := c.call(Request{Method: "m"})
 		d.request()
 		d.leave(false)
+		returning := time.Now()
 		back := from.connect("d", d.session.PID)
-		returned := time.Now()
 		call.wants(CodeTargetLost, "")
-		if took := time.Since(returned); took < testLateAck-50*time.Millisecond {
-			t.Errorf("given up %s after the return, want %s", took, testLateAck)
+		if took := time.Since(returning); took < short.lateAck {
+			t.Errorf("given up %s after the return, want %s", took, short.lateAck)
 		}
 		back.noRequest()
 	})
@@ -201,18 +207,14 @@ func TestDaemonComesBackAsANewProcess(t *testing.T) {
 		call := c.call(Request{Method: "m", Timeout: time.Minute})
 		d.request()
 		d.leave(false)
-		started := time.Now()
 		fresh := from.connect("d", "")
-		call.wants(CodeTargetLost, "")
-		if took := time.Since(started); took > testGrace/2 {
-			t.Errorf("known at once, told after %s", took)
-		}
+		call.wants(CodeTargetLost, "") // at once: whatever could be waited for lasts longer than a test waits
 		fresh.noRequest()
 	})
 }
 
 func TestDaemonGoneWithTheRequest(t *testing.T) {
-	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+	onOneAndTwoReplicasOf(t, short, func(t *testing.T, w *world, at, from *testNode) {
 		for _, wish := range []bool{false, true} {
 			d, c := at.connect("d", ""), from.connect("c", "")
 			d.register("m", false)
@@ -221,8 +223,8 @@ func TestDaemonGoneWithTheRequest(t *testing.T) {
 			left := time.Now()
 			d.leave(wish)
 			call.wants(CodeTargetLost, "")
-			if took := time.Since(left); took < testGrace-50*time.Millisecond || took > testGrace+3*time.Second {
-				t.Errorf("lost after %s, the grace is %s", took, testGrace)
+			if took := time.Since(left); took < short.grace-50*time.Millisecond || took > short.grace+3*time.Second {
+				t.Errorf("lost after %s, the grace is %s", took, short.grace)
 			}
 			c.call(Request{Method: "m"}).wants(CodeNotAvailable, "")
 		}
@@ -282,7 +284,7 @@ func TestReplaySafeIsSentAgain(t *testing.T) {
 }
 
 func TestReplaySafeWhoseDaemonIsGone(t *testing.T) {
-	onOneAndTwoReplicas(t, func(t *testing.T, w *world, at, from *testNode) {
+	onOneAndTwoReplicasOf(t, short, func(t *testing.T, w *world, at, from *testNode) {
 		d, c := at.connect("d", ""), from.connect("c", "")
 		d.register("m", true)
 		call := c.call(Request{Method: "m"})

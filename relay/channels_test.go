@@ -138,7 +138,7 @@ func eachSetting(t *testing.T, test func(t *testing.T, in setting)) {
 }
 
 func newWorldIn(t *testing.T, replicas int, in setting) *world {
-	w := newWorldOf(t, 0, testGrace)
+	w := newWorldOf(t, 0, long)
 	w.partitions = in.partitions
 	if in.args != nil {
 		w.server = redistest.Start(t, in.args...)
@@ -286,7 +286,7 @@ func TestOffsetsThatAreNotOurs(t *testing.T) {
 }
 
 func TestExceededHistoryIsNoticed(t *testing.T) {
-	w := newWorldOf(t, 0, testGrace)
+	w := newWorldOf(t, 0, long)
 	w.channels = ChannelConfig{History: 10}
 	n := w.start("r1")
 	a, b := n.come("a", "", ""), n.come("b", "", "")
@@ -357,7 +357,7 @@ func TestVanishedInboxIsRepaired(t *testing.T) {
 }
 
 func TestRoomMessagesForSome(t *testing.T) {
-	w := newWorldOf(t, 0, testGrace)
+	w := newWorldOf(t, 0, long)
 	w.channels = ChannelConfig{For: func(s *replica.Session, room, to string) bool { return room == "r" && (to == "" || s.Peer == to) }}
 	n := w.start("r1")
 	a, b := n.come("a", "", ""), n.come("b", "", "")
@@ -392,7 +392,7 @@ func TestRolledBackStoreIsNoticed(t *testing.T) {
 
 // rollBack has a client return to another replica than its own before that speaks with the store again, or not.
 func rollBack(t *testing.T, fill int, returns bool) {
-	w := newWorldOf(t, 0, testGrace)
+	w := newWorldOf(t, 0, long)
 	w.server = redistest.Start(t)
 	proxy := redistest.NewProxy(t, w.server)
 	w.url = proxy.URL

@@ -24,7 +24,7 @@ func TestRollBackIsNoticedByTheBeats(t *testing.T) {
 }
 
 func rollBackSilently(t *testing.T, partitions, fill int) {
-	w := newWorldOf(t, 0, testGrace)
+	w := newWorldOf(t, 0, long)
 	w.partitions = partitions
 	w.server = redistest.Start(t, "--enable-debug-command", "yes")
 	w.url = w.server.URL
@@ -111,7 +111,7 @@ func TestBeatsDoubtNoGoodStore(t *testing.T) {
 
 // A replica that stops may still hear of losses when the relay has ended: nothing begins then.
 func TestNothingBeginsAfterTheRelayHasEnded(t *testing.T) {
-	w := newWorldOf(t, 0, testGrace)
+	w := newWorldOf(t, 0, long)
 	st := w.open()
 	defer st.Close()
 	rep := replica.New(replica.Config{Instance: "r1"}, st)
