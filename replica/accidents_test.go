@@ -158,7 +158,7 @@ func TestEmptiedStoreHeals(t *testing.T) {
 // What a recovered session holds is restored though its present replica never heard it register.
 func TestEmptiedStoreAfterARecovery(t *testing.T) {
 	s := redistest.Start(t)
-	a, b := start(t, "a", openStore(t, s.URL)), start(t, "b", openStore(t, s.URL))
+	a, b := start(t, "a", openStore(t, s.URL), patient), start(t, "b", openStore(t, s.URL), patient)
 	first := a.connect("p")
 	a.register(first, "m")
 	a.Disconnect(first, "test", false)
@@ -261,7 +261,7 @@ func TestUnknownEventStopsTheReplicaBeforeIt(t *testing.T) {
 func TestPausedReplicaIsFencedAndStartsAnew(t *testing.T) {
 	s := redistest.Start(t)
 	proxy := redistest.NewProxy(t, s)
-	a, b := start(t, "a", openStore(t, proxy.URL)), start(t, "b", openStore(t, s.URL))
+	a, b := start(t, "a", openStore(t, proxy.URL), patient), start(t, "b", openStore(t, s.URL), patient)
 	session := a.connect("p")
 	a.register(session, "m")
 	first, _, _ := a.Self()

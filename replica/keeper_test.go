@@ -89,7 +89,7 @@ func first(t *testing.T, st *store.Store) events.Record {
 func TestStartFromSnapshotIsTheFullFold(t *testing.T) {
 	onEachStore(t, func(t *testing.T, open func() *store.Store) {
 		st := open()
-		a := start(t, "a", st, hasty(20))
+		a := start(t, "a", st, hasty(20), patient)
 		for i := range 4 {
 			a.work(fmt.Sprintf("w%d", i), 10)
 			eventually(t, "there is a snapshot", func() bool { return int(a.metrics.Snapshots.Load()) > i })
@@ -107,7 +107,7 @@ func TestStartFromSnapshotIsTheFullFold(t *testing.T) {
 		if len(list) != store.KeptSnapshots || !list[1].Position.Before(list[0].Position) {
 			t.Errorf("%+v", list)
 		}
-		b := start(t, "b", open())
+		b := start(t, "b", open(), patient)
 		if _, av := b.resolve("tail-m2"); av == projections.NotAvailable {
 			t.Error("what was registered last is unknown")
 		}

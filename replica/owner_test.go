@@ -104,10 +104,11 @@ func (d *diary) wants(room string, calls ...string) {
 	eventually(d.t, fmt.Sprintf("%s is told %q, has %q", room, calls, d.of(room)), func() bool { return slices.Equal(d.of(room), calls) })
 }
 
+// attach has rooms that are empty close soon, and peers that are away stay in them.
 func attach(d *diary) func(*Replica) {
 	return func(r *Replica) {
 		r.Attach(d)
-		r.cfg.Graces.Room = 100 * time.Millisecond
+		r.cfg.Graces.Room, r.cfg.Graces.Peer = 100*time.Millisecond, time.Minute
 	}
 }
 
@@ -252,7 +253,7 @@ func TestOwnersWorkAfterAKillAndAWholeRestart(t *testing.T) {
 	b.stop()
 	db.wants("r", "moved-here a", "moved-away")
 	dc := newDiary(t)
-	c := start(t, "b", openStore(t, s.URL), attach(dc), func(r *Replica) { r.cfg.Graces.Peer = time.Minute })
+	c := start(t, "b", openStore(t, s.URL), attach(dc))
 	eventually(t, "the room is at the only replica", func() bool { return c.ownerOf("r") == "b" })
 	eventually(t, "it was told", func() bool { return len(dc.of("r")) == 1 && strings.HasPrefix(dc.of("r")[0], "moved-here") })
 	dc.mu.Lock()

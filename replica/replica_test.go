@@ -120,6 +120,11 @@ func launch(t *testing.T, instance string, st *store.Store, change ...func(*Repl
 	return r
 }
 
+// patient is a replica that waits for who is away, however long a busy machine takes to bring them back.
+func patient(r *Replica) {
+	r.cfg.Graces.Peer, r.cfg.Graces.RPC, r.cfg.Graces.Recovery = time.Minute, time.Minute, time.Minute
+}
+
 type link struct {
 	replaced   atomic.Int64
 	reconnects atomic.Int64

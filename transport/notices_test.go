@@ -40,9 +40,9 @@ func startWhole(t *testing.T) *whole {
 		t.Fatal(err)
 	}
 	t.Cleanup(st.Close)
-	grace := 100 * time.Millisecond
+	grace := time.Minute // whoever goes comes back within it
 	rep := replica.New(replica.Config{Instance: "a", URL: "http://a", Log: zerolog.Nop(), Graces: commands.Graces{
-		Peer: grace, RPC: grace, Room: grace, Unused: time.Minute, Recovery: time.Minute,
+		Peer: grace, RPC: grace, Room: grace, Unused: grace, Recovery: grace,
 	}}, st)
 	rel := relay.New(rep, relay.Config{Log: zerolog.Nop()})
 	gate := NewGateway(rep, rel, relay.NewAudience(rep), Authenticator{Insecure: true}, Rooms{Limits: commands.RoomLimits{

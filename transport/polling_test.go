@@ -178,7 +178,8 @@ func TestPollingPingPong(t *testing.T) {
 		p.want("2")
 		p.post("3")
 	}
-	_, url = start(t, Options{PingInterval: 20 * time.Millisecond, PingTimeout: 30 * time.Millisecond}, app)
+	// Long enough for the client to be there with its next GET.
+	_, url = start(t, Options{PingInterval: 20 * time.Millisecond, PingTimeout: time.Second}, app)
 	p = poll(t, url)
 	p.want("2", "1") // the one that waits as the time is up is told the end
 	p.wantUnknown()

@@ -118,12 +118,12 @@ func dial(t *testing.T, url string) *raw {
 	return c
 }
 
-// join opens a session and joins the namespace.
+// join opens a session and joins the namespace. A ping may come first, and is answered.
 func join(t *testing.T, url string) *raw {
 	t.Helper()
 	c := dial(t, url)
 	c.send("40")
-	c.want(`40{"sid":"sid","pid":"pid"}`)
+	c.wantUnpinged(`40{"sid":"sid","pid":"pid"}`)
 	return c
 }
 

@@ -50,6 +50,7 @@ func TestUpgrade(t *testing.T) {
 
 // Until the upgrade is complete, whatever happens to the WebSocket does not happen to the session.
 func TestUpgradeFails(t *testing.T) {
+	const late = "late"
 	for name, fail := range map[string]func(srv *Server, p *poller, url string, c *raw){
 		"closed":   func(_ *Server, _ *poller, _ string, c *raw) { c.ws.Close() },
 		"no probe": func(_ *Server, _ *poller, _ string, c *raw) { c.send("5"); c.wantClose(1002) },
@@ -58,7 +59,7 @@ func TestUpgradeFails(t *testing.T) {
 			c.wantClose(1002)
 		},
 		"binary": func(_ *Server, _ *poller, _ string, c *raw) { c.sendBinary("x"); c.wantClose(1002) },
-		"late": func(_ *Server, _ *poller, _ string, c *raw) {
+		late: func(_ *Server, _ *poller, _ string, c *raw) {
 			c.send("2probe")
 			c.want("3probe")
 			if _, _, err := c.ws.ReadMessage(); err == nil {
@@ -73,7 +74,10 @@ func TestUpgradeFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			app := newTestApp()
 			srv, url := start(t, Options{}, app)
-			srv.upgradeTimeout = 200 * time.Millisecond
+			srv.upgradeTimeout = patience
+			if name == late {
+				srv.upgradeTimeout = time.Second
+			}
 			p := pollJoined(t, url)
 			fail(srv, p, url, p.move(url))
 			p.post(`421["a"]`)
