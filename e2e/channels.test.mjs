@@ -213,7 +213,7 @@ scenario('a client that reads too slowly is closed, and recovers what it missed'
   noFailure(answers, 800);
   tcp.resume();
   await waitFor('the client was closed and has come back', () => l.ends.length >= 1 && l.connected, 20_000);
-    assert.equal(l.begun.at(-1), true);
+  assert.equal(l.begun.at(-1), true);
   await waitFor('all is there', () => l.got.length >= 800, 20_000);
   assert.deepEqual(l.got.map((s) => Number(s.split(' ')[0])), range(800));
 });

@@ -265,6 +265,7 @@ scenario('a frozen replica is declared lost; when it wakes, its clients come bac
   await sleep(began + 8000 - performance.now());
   frozen.thaw();
   noFailure(await calls.stop(), 100);
+  await waitFor('its clients have come back', () => [inside, there].every((c) => c.ends.length && c.connected));
   const all = [[inside, 'here'], [inside, 'there'], [outside, 'there'], [outside, 'here']];
   await waitFor('everything is callable', async () => {
     const answers = await Promise.all(all.map(([c, m]) => call(c, m, 1, { timeout: 1000 })));
