@@ -3,15 +3,31 @@ import asyncio
 import os
 import sys
 
+import engineio
 import socketio
 
 from lines import first, read, say
+
+
+class ComesBack(engineio.AsyncClient):
+    """Leaves it to the polling to end the connection, which says so. The client as it is ends it without a word when what
+    it posts is refused, as after the loss of its session, and never comes back."""
+
+    def _reset(self):
+        if asyncio.current_task() is not self.write_loop_task:
+            super()._reset()
+
+
+class Client(socketio.AsyncClient):
+    def _engineio_client_class(self):
+        return ComesBack
+
 
 want = first()
 
 
 async def main():
-    client = socketio.AsyncClient()
+    client = Client()
 
     @client.event
     async def connect():

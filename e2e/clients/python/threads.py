@@ -10,9 +10,12 @@ import socketio
 from lines import first, read, say
 
 
-class InOrder(engineio.Client):
+class Engine(engineio.Client):
     """Gives messages to one thread, in order. The client as it is gives each to a new one, attachments too, and nothing
-    keeps these threads in order."""
+    keeps these threads in order.
+
+    Leaves it to the polling to end the connection, which says so. The client as it is ends it without a word when what
+    it posts is refused, as after the loss of its session, and never comes back."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -29,10 +32,14 @@ class InOrder(engineio.Client):
             event, args = self.received.get()
             super()._trigger_event(event, *args)
 
+    def _reset(self):
+        if threading.current_thread() is not self.write_loop_task:
+            super()._reset()
+
 
 class Client(socketio.Client):
     def _engineio_client_class(self):
-        return InOrder
+        return Engine
 
 
 want = first()
