@@ -221,24 +221,28 @@ scenario('a client that reads too slowly is closed, and recovers what it missed'
 scenario('S1.23 calls go on while 5,000 messages a second pass through', async (x) => {
   const seconds = LONG ? 30 : 5;
   const channel = fresh('load');
-  await x.daemon(0, x.user, { echo: (p) => p });
-  const listeners = await Promise.all(range(2).map((i) => listener(x, i, [channel])));
-  const caller = await x.caller(1, x.user);
-  const publishers = await Promise.all(range(4).map((i) => x.caller(i % 2, x.user)));
-  const loop = x.loop((n) => call(caller, 'echo', n), { every: 20 });
-  let failed = 0; let sent = 0;
+  // All clients are this one process, which a busy machine may hold up for seconds: what is due then comes at once, by
+  // connections that are enough not to have too much under way, and what has come for it waits.
+  const { clients } = await x.alone({ flags: { 'outbox-messages': 5000 * seconds, 'outbox-bytes': 2_000_000 * seconds } });
+  Object.assign(clients, { user: x.user });
+  await clients.daemon(0, x.user, { echo: (p) => p });
+  const listeners = await Promise.all(range(2).map((i) => listener(clients, i, [channel])));
+  const caller = await clients.caller(1, x.user);
+  const publishers = await Promise.all(range(20).map((i) => clients.caller(i % 2, x.user)));
+  const loop = clients.loop((n) => call(caller, 'echo', n), { every: 20 });
+  const failed = []; let sent = 0;
   const began = performance.now();
   while (performance.now() - began < seconds * 1000) {
     const due = Math.min(5 * (performance.now() - began), seconds * 5000);
     for (; sent < due; sent++) {
-      publishers[sent % 4].emit('channel-publish', { channel, event: 'm', data: sent }, (a) => { if (!a.ok) failed++; });
+      publishers[sent % 20].emit('channel-publish', { channel, event: 'm', data: sent }, (a) => { if (!a.ok) failed.push(a); });
     }
     await sleep(5);
   }
   const results = await loop.stop();
   noFailure(results, 20 * seconds);
-  await waitFor('all have all', () => listeners.every((l) => l.got.length === sent), 20_000);
-  assert.equal(failed, 0);
+  await waitFor('all have all', () => failed.length || listeners.every((l) => l.got.length === sent), 20_000);
+  assert.equal(failed.length, 0, tally(failed));
   assert.deepEqual(listeners[0].got, listeners[1].got);
   const ms = results.map((r) => r.ms).sort((a, b) => a - b);
   x.t.diagnostic(`${Math.round(sent / seconds)} messages/s, calls p50 ${ms[ms.length >> 1]} ms, p99 ${ms[Math.floor(ms.length * 0.99)]} ms, ${tally(results)}`);

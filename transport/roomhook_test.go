@@ -253,6 +253,7 @@ func TestRoomHookSignature(t *testing.T) {
 func TestRoomHookHasOneSpeaker(t *testing.T) {
 	onHookStores(t, func(t *testing.T, open func() *store.Store) {
 		s := newHookServer(t)
+		s.timeout = patience // the call is under way until the test has seen the other one try
 		a, b := startHooked(t, "a", open(), s), startHooked(t, "b", open(), s)
 		pa, pb := a.connect("pa"), b.connect("pb")
 		a.join(pa, "r")

@@ -28,7 +28,8 @@ const hookKey = "a key of 16 bytes and more"
 // hookServer is a receiver. It checks every call, drops what it has had, and holds the order against the promise.
 type hookServer struct {
 	*httptest.Server
-	t *testing.T
+	t       *testing.T
+	timeout time.Duration // how long its callers wait for an answer
 
 	mu     sync.Mutex
 	status int           // of the answers; 0 for 200
@@ -39,7 +40,7 @@ type hookServer struct {
 }
 
 func newHookServer(t *testing.T) *hookServer {
-	s := &hookServer{t: t, heard: map[string]*heard{}, events: map[string][]string{}}
+	s := &hookServer{t: t, timeout: time.Second, heard: map[string]*heard{}, events: map[string][]string{}}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(s.Close)
 	return s
@@ -142,7 +143,7 @@ func startHooked(t *testing.T, instance string, st *store.Store, s *hookServer) 
 		Instance: instance, URL: "http://" + instance, LeaseTTL: 1200 * time.Millisecond, Patience: 3 * time.Second, Log: log,
 		Graces: commands.Graces{Peer: 300 * time.Millisecond, RPC: 300 * time.Millisecond, Recovery: time.Second, Room: 100 * time.Millisecond},
 	}, st)}
-	n.hook = NewRoomHook(n.rep, RoomHookConfig{URL: s.URL, Key: hookKey, Timeout: time.Second, Log: log})
+	n.hook = NewRoomHook(n.rep, RoomHookConfig{URL: s.URL, Key: hookKey, Timeout: s.timeout, Log: log})
 	n.hook.sweeps = 200 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	hookCtx, endHook := context.WithCancel(context.Background())
