@@ -27,7 +27,7 @@ const (
 // With GOMAXPROCS in the environment, or a single processor, nothing is changed.
 func FollowLoad() (stop func()) {
 	if p, ok := processorsToFollow(); ok {
-		return followLoad(p, loadLook)
+		return followLoad(p, loadLook, processorTime)
 	}
 	return func() {}
 }
@@ -37,13 +37,14 @@ func processorsToFollow() (p processors, ok bool) {
 	return processors{most: most, now: most}, most > 1 && os.Getenv("GOMAXPROCS") == ""
 }
 
-func followLoad(p processors, every time.Duration) (stop func()) {
+// followLoad looks so often at how much processor time has been used so far.
+func followLoad(p processors, every time.Duration, spent func() time.Duration) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		tick := time.NewTicker(every)
 		defer tick.Stop()
-		at, used := time.Now(), processorTime()
+		at, used := time.Now(), spent()
 		for {
 			select {
 			case <-tick.C:
@@ -51,7 +52,7 @@ func followLoad(p processors, every time.Duration) (stop func()) {
 				runtime.GOMAXPROCS(p.most)
 				return
 			}
-			now, usedNow := time.Now(), processorTime()
+			now, usedNow := time.Now(), spent()
 			if p.follow(float64(usedNow-used) / float64(now.Sub(at))) {
 				runtime.GOMAXPROCS(p.now)
 			}
