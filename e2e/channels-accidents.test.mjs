@@ -1,6 +1,6 @@
 // Messages of a channel and of a room while replicas are killed, and while Redis is away.
 import assert from 'node:assert/strict';
-import { LONG, ask, fresh, online, sleep, suite, tally, waitFor } from './harness.mjs';
+import { LONG, ask, fresh, online, pace, sleep, suite, tally, waitFor } from './harness.mjs';
 
 const patience = 2000;
 const { scenario } = suite({ replicas: 3, flags: { patience: `${patience}ms` } });
@@ -24,15 +24,11 @@ async function listener(x, i, channel, room) {
 function publisher(socket, channel, room, every) {
   const sent = { channel: [], room: [] };
   let on = true;
-  const running = (async () => {
-    for (let n = 0; on; n++) {
-      if (socket.connected) {
-        sent.channel.push(ask(socket, 'channel-publish', { channel, event: 'c', data: n }, 15_000).then((a) => ({ n, ...a })));
-        sent.room.push(ask(socket, 'room-emit', { room, event: 'r', data: n }, 15_000).then((a) => ({ n, ...a })));
-      }
-      await sleep(every);
-    }
-  })();
+  const running = pace(every, () => !on, (n) => {
+    if (!socket.connected) return;
+    sent.channel.push(ask(socket, 'channel-publish', { channel, event: 'c', data: n }, 15_000).then((a) => ({ n, ...a })));
+    sent.room.push(ask(socket, 'room-emit', { room, event: 'r', data: n }, 15_000).then((a) => ({ n, ...a })));
+  });
   return { async stop() { on = false; await running; return { channel: await Promise.all(sent.channel), room: await Promise.all(sent.room) }; } };
 }
 

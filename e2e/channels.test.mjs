@@ -1,6 +1,6 @@
 // Channels over replicas: one order, and recovery that loses nothing and says nothing untrue.
 import assert from 'node:assert/strict';
-import { ask, call, drop, fresh, LONG, noFailure, online, sleep, suite, tally, waitFor } from './harness.mjs';
+import { ask, call, drop, fresh, LONG, noFailure, online, pace, sleep, suite, tally, waitFor } from './harness.mjs';
 
 const { scenario } = suite({ flags: { 'history-messages': 1000 } });
 
@@ -142,9 +142,7 @@ scenario('replicas are killed at random under steady messages: nothing is lost, 
   await online(publisher);
   const end = performance.now() + (LONG ? 60_000 : 12_000);
   const sent = [];
-  const publishing = (async () => {
-    for (let i = 0; performance.now() < end; i++) { sent.push(publish(publisher, channel, i)); await sleep(50); }
-  })();
+  const publishing = pace(50, () => performance.now() >= end, (i) => sent.push(publish(publisher, channel, i)));
   let kills = 0;
   while (performance.now() < end - 1000) {
     const victim = replicas[Math.floor(Math.random() * 2)]; // the publisher's lives

@@ -46,6 +46,15 @@ export async function waitFor(what, probe, within = 10_000) {
   }
 }
 
+// pace calls once(0), once(1) … every `every` ms until over() says so. What a busy process is late with it catches up on,
+// so that the load is the one asked for.
+export async function pace(every, over, once) {
+  const began = performance.now();
+  for (let n = 0; !over(); await sleep(every)) {
+    for (; n * every <= performance.now() - began; n++) once(n);
+  }
+}
+
 // A promise that the test settles itself, to hold a handler where it wants it.
 export function gate() {
   let open;
@@ -348,9 +357,8 @@ export class Clients {
     return socket;
   }
 
-  // loop runs `once` again and again: one after another, or every `every` ms without waiting for the former. What a busy
-  // process is late with, it runs as soon as it can, so that the load is the one asked for. An assertion that fails in it
-  // counts as a failed answer.
+  // loop runs `once` again and again: one after another, or at a pace of `every` ms without waiting for the former.
+  // An assertion that fails in it counts as a failed answer.
   loop(once, { every = 0 } = {}) {
     const results = [];
     const pending = new Set();
@@ -363,13 +371,8 @@ export class Clients {
       return run;
     };
     const done = (async () => {
-      const began = performance.now();
-      let begun = 0;
-      while (on) {
-        if (!every) { await start(); continue; }
-        for (; begun * every <= performance.now() - began; begun++) start();
-        await sleep(every);
-      }
+      if (every) await pace(every, () => !on, start);
+      while (on) await start();
       await Promise.all(pending);
     })();
     const running = { results, async stop() { on = false; await done; return results; } };
