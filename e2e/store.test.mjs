@@ -1,5 +1,6 @@
 // Calls while Redis is away, comes back, or has lost everything.
 import assert from 'node:assert/strict';
+import { monitorEventLoopDelay } from 'node:perf_hooks';
 import { ask, call, drop, LONG, noFailure, sleep, suite, tally, waitFor } from './harness.mjs';
 
 const patience = 5000; // --patience, how long a call or a change may wait for the log
@@ -13,6 +14,8 @@ scenario('S1.16 Redis is away for 10 s under load: calls within a replica go on,
   const callers = [await x.caller(0, x.user), await x.caller(1, x.user)];
   const started = () => Math.round(performance.now());
   const timed = (c, m) => async (n) => ({ at: started(), ...await call(c, m, n) });
+  const held = monitorEventLoopDelay({ resolution: 10 });
+  held.enable();
   const local = callers.map((c, i) => x.loop(timed(c, `m${i}`), { every: 50 }));
   const across = callers.map((c, i) => x.loop(timed(c, `m${1 - i}`), { every: 50 }));
   const all = [...local, ...across];
@@ -36,13 +39,13 @@ scenario('S1.16 Redis is away for 10 s under load: calls within a replica go on,
   const healed = started();
   for (const l of all) { const n = l.results.length; await waitFor('the load goes on', () => l.results.length > n + 20); }
   await Promise.all(all.map((l) => l.stop()));
+  held.disable();
 
   for (const l of local) {
     noFailure(l.results, 150);
-    // Some may have had to wait for this process, which a busy machine holds up; none for the store.
-    const ms = l.results.map((a) => a.ms).sort((a, b) => a - b);
-    const [most, slowest] = [ms[Math.floor(0.9 * ms.length)], ms.at(-1)];
-    assert.ok(most < 500 && slowest < patience, `within a replica: nine of ten within ${most} ms, all within ${slowest} ms`);
+    // Besides, a call may have waited for this process, which a busy machine holds up: as caller, daemon and caller again.
+    const slowest = Math.max(...l.results.map((a) => a.ms));
+    assert.ok(slowest < 500 + 3 * (held.max / 1e6), `slowest within a replica: ${slowest} ms; this process was held up for ${held.max / 1e6} ms`);
   }
   for (const l of across) {
     const during = l.results.filter((a) => a.at > killed && a.at < back);
