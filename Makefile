@@ -88,6 +88,7 @@ vet:
 # The race detector needs cgo, whatever the machine's default is.
 test-go:
 	CGO_ENABLED=1 go test -race -timeout 6m ./...
+	go test ./sockets # has other system calls without the race detector
 
 test-e2e: e2e/node_modules/.package-lock.json
 	cd e2e && HOLDFAST_BIN=$${HOLDFAST_BIN:-$(BINARY)} node --test --test-concurrency=$(E2E_JOBS) --test-reporter=$(REPORTER) $(E2E)

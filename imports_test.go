@@ -18,15 +18,16 @@ var mayImport = map[string]string{
 	"events":             "",
 	"projections":        "events",
 	"commands":           "events projections",
-	"store":              "events migrations",
+	"store":              "events migrations sockets",
 	"store/redistest":    "",
 	"migrations":         "events",
 	"replica":            "events projections commands store migrations",
 	"relay":              "events projections commands store replica",
-	"transport":          "events projections commands store replica relay transport/engineio transport/socketio",
+	"transport":          "events projections commands store replica relay transport/engineio transport/socketio sockets",
 	"transport/engineio": "",
 	"transport/socketio": "",
-	"hammer":             "transport/engineio transport/socketio",
+	"hammer":             "transport/engineio transport/socketio sockets",
+	"sockets":            "",
 }
 
 // Tests may use what starts a Redis for them, besides.

@@ -10,9 +10,12 @@ import (
 const (
 	// loadLook is how often the load is looked at, loadLooks how many looks have to say on average that there is little
 	// of it, loadRise how many that there is much: a burst has its processors 200 ms later.
-	loadLook  = 100 * time.Millisecond
-	loadLooks = 20
-	loadRise  = 2
+	//
+	// Each look also wakes the runtime's watch over goroutines that run for long, which sleeps while nothing runs, and is
+	// not woken by what package sockets does.
+	loadLook  = 20 * time.Millisecond
+	loadLooks = 100
+	loadRise  = 10
 	// loadHigh is how much of its processors a process has to use to get more of them, loadLow how little of what it
 	// would be left with to get fewer. They are apart, so that a steady load changes nothing.
 	loadHigh = 0.8

@@ -17,11 +17,11 @@ func TestProcessorsFollowTheLoad(t *testing.T) {
 		phases    []phase
 	}{
 		"an idle process gives up all but one": {8, 8, []phase{{0.1, []int{loadLooks - 1, 8, loadLooks, 4, 2 * loadLooks, 2, 3 * loadLooks, 1, 9 * loadLooks, 1}}}},
-		"a burst gets one more, then double":   {8, 1, []phase{{1, []int{1, 1, 2, 2}}, {2, []int{2, 4}}, {4, []int{2, 8, 50, 8}}}},
-		"an odd number is the most":            {3, 3, []phase{{0, []int{loadLooks, 2, 2 * loadLooks, 1}}, {1, []int{2, 2}}, {2, []int{2, 3, 9, 3}}}},
-		"between the bounds nothing changes":   {2, 2, []phase{{0.7, []int{100, 2}}, {0.1, []int{loadLooks, 1}}, {0.7, []int{100, 1}}}},
-		"a moment is no burst":                 {2, 1, []phase{{0.2, []int{5, 1}}, {1, []int{1, 1}}, {0.2, []int{1, 1}}, {1, []int{1, 1}}}},
-		"one more thread than it may use":      {2, 2, []phase{{2.3, []int{100, 2}}}},
+		"a burst gets one more, then double":   {8, 1, []phase{{1, []int{loadRise - 1, 1, loadRise, 2}}, {2, []int{loadRise, 4}}, {4, []int{loadRise, 8, 50, 8}}}},
+		"an odd number is the most":            {3, 3, []phase{{0, []int{loadLooks, 2, 2 * loadLooks, 1}}, {1, []int{loadRise, 2}}, {2, []int{loadRise, 3, 99, 3}}}},
+		"between the bounds nothing changes":   {2, 2, []phase{{0.7, []int{5 * loadLooks, 2}}, {0.1, []int{loadLooks, 1}}, {0.7, []int{5 * loadLooks, 1}}}},
+		"a moment is no burst":                 {2, 1, []phase{{0.2, []int{50, 1}}, {1, []int{loadRise / 2, 1}}, {0.2, []int{loadRise / 2, 1}}, {1, []int{loadRise / 2, 1}}}},
+		"one more thread than it may use":      {2, 2, []phase{{2.3, []int{5 * loadLooks, 2}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := processors{most: c.most, now: c.now}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"holdfast/sockets"
 	"holdfast/transport/engineio"
 	"holdfast/transport/socketio"
 )
@@ -80,7 +81,7 @@ func openLink(ctx context.Context, c *Client, auth []byte) (*link, Session, erro
 			if err != nil {
 				return nil, err
 			}
-			l.conn = newBatchConn(conn)
+			l.conn = newBatchConn(sockets.Wrap(conn))
 			return l.conn, nil
 		},
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12},

@@ -16,6 +16,8 @@ import (
 
 	"github.com/oklog/ulid/v2"
 	"github.com/redis/rueidis"
+
+	"holdfast/sockets"
 )
 
 const (
@@ -166,7 +168,11 @@ func (s *Store) clientOption(o Options) (rueidis.ClientOption, error) {
 		dial = dialTCP
 	}
 	option.DialCtxFn = func(ctx context.Context, to string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
-		return s.doors.dial(ctx, to, func() (net.Conn, error) { return dial(ctx, to, d, t) })
+		conn, err := s.doors.dial(ctx, to, func() (net.Conn, error) { return dial(ctx, to, d, t) })
+		if err != nil {
+			return nil, err
+		}
+		return sockets.Wrap(conn), nil // its reader is one goroutine at a time
 	}
 	option.DisableCache = true
 	// Otherwise the deadline of one caller would close the shared connection under the others.

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/olahol/melody"
+
+	"holdfast/sockets"
 )
 
 const (
@@ -37,7 +39,7 @@ type carried struct {
 	deflate bool   // packets may be compressed
 
 	// Of the reading goroutine.
-	raw    syscall.RawConn // nil: reads are the connection's own
+	raw    syscall.RawConn // nil: reads and writes are the connection's own
 	fill   func(fd uintptr) bool
 	buffer *[readChunk]byte
 	left   []byte // not yet read of buffer or, without one, of what is given out before all that comes
@@ -104,22 +106,18 @@ func (t *carried) Read(p []byte) (int, error) {
 // receive reads what has arrived. false: nothing yet.
 func (t *carried) receive(fd uintptr) bool {
 	buffer := readBuffers.Get().(*[readChunk]byte)
-	for {
-		n, err := syscall.Read(int(fd), buffer[:])
-		switch {
-		case n > 0:
-			t.buffer, t.left, t.err = buffer, buffer[:n], nil
-			return true
-		case err == syscall.EINTR:
-			continue
-		case err == nil:
-			t.err = io.EOF
-		case err != syscall.EAGAIN:
-			t.err = os.NewSyscallError("read", err)
-		}
-		readBuffers.Put(buffer)
-		return err != syscall.EAGAIN
+	n, err := sockets.Read(int(fd), buffer[:])
+	switch {
+	case n > 0:
+		t.buffer, t.left, t.err = buffer, buffer[:n], nil
+		return true
+	case err == nil:
+		t.err = io.EOF
+	case err != syscall.EAGAIN:
+		t.err = os.NewSyscallError("read", err)
 	}
+	readBuffers.Put(buffer)
+	return err != syscall.EAGAIN
 }
 
 func (t *carried) SetWriteDeadline(at time.Time) error {
@@ -180,7 +178,7 @@ func (t *carried) Write(b []byte) (int, error) {
 	t.writing.Lock()
 	defer t.writing.Unlock()
 	if len(t.begun) > 0 {
-		if _, err := t.Conn.Write(t.begun); err != nil {
+		if _, err := t.write(t.begun); err != nil {
 			return 0, err
 		}
 		t.begun = nil
@@ -194,10 +192,10 @@ func (t *carried) Write(b []byte) (int, error) {
 		if t.heldPart {
 			return t.hold(b, t.final && t.rest == 0)
 		}
-		return t.Conn.Write(b)
+		return t.write(b)
 	}
 	if !t.framed {
-		return t.Conn.Write(b)
+		return t.write(b)
 	}
 	t.rest = frameSize(b) - len(b)
 	if t.heldPart = t.deflate && b[0]&controlFrame == 0 && (t.holding || b[0]&finalFrame == 0); t.heldPart {
@@ -205,7 +203,7 @@ func (t *carried) Write(b []byte) (int, error) {
 		return t.hold(b, t.final && t.rest == 0)
 	}
 	if t.rest > 0 || b[0] != textFrame && b[0] != binaryFrame {
-		return t.Conn.Write(b)
+		return t.write(b)
 	}
 	buffer := gatherBuffers.Get().(*[gatherBytes]byte)
 	defer gatherBuffers.Put(buffer)
@@ -215,12 +213,19 @@ func (t *carried) Write(b []byte) (int, error) {
 	}
 	all, packets := t.c.out.gather(buffer[:0], b, most)
 	if packets <= 1 {
-		return t.Conn.Write(b)
+		return t.write(b)
 	}
-	if _, err := t.Conn.Write(all); err != nil {
+	if _, err := t.write(all); err != nil {
 		return 0, err
 	}
 	return len(b), nil
+}
+
+func (t *carried) write(b []byte) (int, error) {
+	if t.raw == nil {
+		return t.Conn.Write(b)
+	}
+	return sockets.WriteAll(t.raw, b)
 }
 
 // frameSize is how long the frame is that b begins with, b having all of its header.

@@ -100,7 +100,7 @@ func (t *carried) hold(b []byte, last bool) (int, error) {
 	}
 	all := t.held
 	t.held, t.holding = nil, false
-	if _, err := t.Conn.Write(all); err != nil {
+	if _, err := t.write(all); err != nil {
 		return 0, err
 	}
 	return len(b), nil

@@ -12,13 +12,13 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/gorilla/websocket"
 	"github.com/olahol/melody"
 	"github.com/rs/zerolog"
 
+	"holdfast/sockets"
 	"holdfast/transport/engineio"
 )
 
@@ -139,7 +139,7 @@ func NewServer(o Options, app App) *Server {
 		partings:       map[string]struct{}{},
 		closed:         map[Reason]uint64{},
 		opening:        make(chan struct{}, maxOpening),
-		write:          syscall.Write,
+		write:          sockets.Write,
 	}
 	for _, p := range s.opt.Paths {
 		s.paths = append(s.paths, strings.TrimSuffix(p, "/"))
