@@ -12,7 +12,7 @@ const (
 	// of it, loadRise how many that there is much: a burst has its processors 200 ms later.
 	//
 	// Each look also wakes the runtime's watch over goroutines that run for long, which sleeps while nothing runs, and is
-	// not woken by what package sockets does.
+	// not woken by what package sockets does. That is why there are looks even where nothing follows from them.
 	loadLook  = 20 * time.Millisecond
 	loadLooks = 100
 	loadRise  = 10
@@ -27,21 +27,19 @@ const (
 // stays on the thread that runs, while with more processors each such step wakes another thread, which is most of the
 // latency of a call and takes processor time from the other processes of the machine.
 //
-// With GOMAXPROCS in the environment, or a single processor, nothing is changed.
+// With GOMAXPROCS in the environment, or a single processor, their number stays.
 func FollowLoad() (stop func()) {
-	if p, ok := processorsToFollow(); ok {
-		return followLoad(p, loadLook, processorTime)
-	}
-	return func() {}
+	p, follow := processorsToFollow()
+	return followLoad(p, follow, loadLook, processorTime)
 }
 
-func processorsToFollow() (p processors, ok bool) {
+func processorsToFollow() (p processors, follow bool) {
 	most := runtime.GOMAXPROCS(0)
 	return processors{most: most, now: most}, most > 1 && os.Getenv("GOMAXPROCS") == ""
 }
 
 // followLoad looks so often at how much processor time has been used so far.
-func followLoad(p processors, every time.Duration, spent func() time.Duration) (stop func()) {
+func followLoad(p processors, follow bool, every time.Duration, spent func() time.Duration) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -52,8 +50,13 @@ func followLoad(p processors, every time.Duration, spent func() time.Duration) (
 			select {
 			case <-tick.C:
 			case <-end:
-				runtime.GOMAXPROCS(p.most)
+				if follow {
+					runtime.GOMAXPROCS(p.most)
+				}
 				return
+			}
+			if !follow {
+				continue
 			}
 			now, usedNow := time.Now(), spent()
 			if p.follow(float64(usedNow-used) / float64(now.Sub(at))) {

@@ -66,7 +66,7 @@ func TestRuntimeFollowsTheLoad(t *testing.T) {
 		last = now
 		return total
 	}
-	stop := followLoad(processors{most: 2, now: 2}, 5*time.Millisecond, spent)
+	stop := followLoad(processors{most: 2, now: 2}, true, 5*time.Millisecond, spent)
 	becomes(1)
 	busy.Store(true)
 	becomes(2)
