@@ -38,6 +38,10 @@ type carried struct {
 	framed  bool   // what is written are frames of the outbox's packets
 	deflate bool   // packets may be compressed
 
+	holding  bool // the frames of a compressed message that is not complete; as what follows writing
+	heldPart bool // what comes of rest is one of them
+	final    bool // and of the last of them
+
 	// Of the reading goroutine.
 	raw    syscall.RawConn // nil: reads and writes are the connection's own
 	fill   func(fd uintptr) bool
@@ -46,14 +50,10 @@ type carried struct {
 	err    error
 
 	writing  sync.Mutex // of frames, or parts of one: held for each write
-	begun    []byte     // what is still to be written of a frame that now has begun
-	skip     bool       // that is the frame which is written next, control frames aside
+	begun    *[]byte    // what is still to be written of a frame that now has begun: the next one, control frames aside
 	deadline time.Time
 	rest     int    // bytes that are still to come of a frame written in parts
-	holding  bool   // the frames of a compressed message that is not complete
-	held     []byte // those; bounded by the packet's size
-	heldPart bool   // what comes of rest is one of them
-	final    bool   // and of the last of them
+	held     []byte // while holding, bounded by the packet's size
 }
 
 var (
@@ -153,7 +153,8 @@ func (t *carried) now(packet []byte) bool {
 		return false
 	}
 	if w.n > 0 && w.n < len(w.frame) {
-		t.begun, t.skip = append([]byte(nil), w.frame[w.n:]...), true
+		left := append([]byte(nil), w.frame[w.n:]...)
+		t.begun = &left
 	}
 	return w.n == len(w.frame)
 }
@@ -177,15 +178,15 @@ var promptWrites = sync.Pool{New: func() any {
 func (t *carried) Write(b []byte) (int, error) {
 	t.writing.Lock()
 	defer t.writing.Unlock()
-	if len(t.begun) > 0 {
-		if _, err := t.write(t.begun); err != nil {
+	if t.begun != nil {
+		if _, err := t.write(*t.begun); err != nil {
 			return 0, err
 		}
-		t.begun = nil
-	}
-	if t.skip && b[0]&controlFrame == 0 {
-		t.skip = false
-		return len(b), nil
+		*t.begun = nil
+		if b[0]&controlFrame == 0 {
+			t.begun = nil
+			return len(b), nil
+		}
 	}
 	if t.rest > 0 {
 		t.rest -= len(b)
