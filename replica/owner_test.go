@@ -284,3 +284,24 @@ func joining(s *Session, instance, room string) commands.JoinRoom {
 		Claims: commands.Everything(),
 	}
 }
+
+// A lease that had run out counts from the head that was seen when it was renewed, and no further than the log still goes.
+func TestLeaseIsReadUpToTheHeadThatThereIs(t *testing.T) {
+	proxy := redistest.NewProxy(t, redistest.Start(t))
+	a := start(t, "a", openStore(t, proxy.URL))
+	eventually(t, "its first beat has been", func() bool { return a.ReadyError() == nil })
+	proxy.Cut(true) // no beat of its own comes between
+	eventually(t, "its beats fail", func() bool { return a.healthy.Load() == 0 })
+	at := a.position()
+	later := at
+	later.Ms += 3_600_000
+	lapsed := time.Now().Add(time.Hour)
+	a.leaseRenewed(lapsed, later) // it had run out, and the log goes on beyond what was read
+	if a.Leased() || a.ReadyError() == nil {
+		t.Error("it is leased, or ready, without having read the log up to where its lease was renewed")
+	}
+	a.leaseRenewed(lapsed, at) // the log has gone back since
+	if !a.Leased() {
+		t.Error("it waits for what the log does not hold any more")
+	}
+}
